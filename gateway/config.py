@@ -1,0 +1,113 @@
+"""The gateway's configuration file: every field with its unit, unknown keys refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from shared.settings import Settings
+
+
+class ListenConfig(Settings):
+    host: str = "127.0.0.1"
+    """Address for tenants. 0.0.0.0 inside a container."""
+    port: int = Field(8080, ge=0, le=65535)
+    """TCP port for tenants; 0 takes a free one, which the ready line names."""
+    body_max_bytes: int = Field(10 << 20, ge=1024)
+    """A larger request body is refused with 413."""
+
+
+class AdminConfig(Settings):
+    key: str = ""
+    """Key of the admin API (`Authorization: Bearer`). Empty switches the admin API off."""
+    host: str = "127.0.0.1"
+    """Address of the admin port, when there is one of its own."""
+    port: int | None = Field(None, ge=0, le=65535)
+    """Own port for `/admin`; null serves it on the tenants' port (one machine only)."""
+
+
+class StoreConfig(Settings):
+    url: str = "redis://127.0.0.1:6379/0"
+    """Redis or Valkey that holds tenants, quotas and the ledger: redis://, rediss:// or unix://PATH."""
+    prefix: str = "loraplex:"
+    """Key prefix, so that several fleets can share one store."""
+    timeout_s: float = Field(0.05, gt=0)
+    """A quota decision waits this long for the store, then falls back to a local share."""
+    spool: Path = Path("loraplex-ledger.spool")
+    """Ledger records wait in this file while the store is away."""
+
+
+class ReplicaEntry(Settings):
+    id: str
+    """Stable name: the ring hashes it."""
+    url: str
+    """http://HOST:PORT of the replica."""
+
+
+class FleetConfig(Settings):
+    replicas: tuple[ReplicaEntry, ...] = ()
+    """The replicas this gateway routes to, as {id, url}."""
+    token: str = ""
+    """Fleet token that the replicas ask for, when they have one set."""
+    silence_heartbeats: float = Field(3.0, ge=1)
+    """A replica silent for this many of its heartbeats is lost."""
+
+
+class RouterConfig(Settings):
+    load_factor: float = Field(1.25, ge=1)
+    """c of bounded-load hashing: no replica above c times the mean in flight..."""
+    load_floor: int = Field(8, ge=1)
+    """...but never below this many: a bound on an idle fleet buys nothing and costs loads."""
+    vnodes: int = Field(64, ge=1)
+    """Points a replica has on the ring."""
+    service_s: float = Field(0.05, gt=0)
+    """Assumed wait per request ahead in a full replica, until measured."""
+    host_load_s: float = Field(0.005, ge=0)
+    """Assumed time to load an adapter from host memory into a slot."""
+    disk_load_s: float = Field(0.15, ge=0)
+    """Assumed time to load an adapter from disk into a slot."""
+    hop_s: float = Field(0.002, ge=0)
+    """Cost of one step along the ring away from home, so that ties go home."""
+
+
+class QueueConfig(Settings):
+    per_tenant_max: int = Field(256, ge=1)
+    """Requests one tenant may have waiting; the next is refused with 429."""
+    ttl_s: float = Field(60, gt=0)
+    """A request that waited this long is refused with 503."""
+    input_weight: float = Field(1, gt=0)
+    """Fair-queue cost of an input token."""
+    output_weight: float = Field(2, gt=0)
+    """Fair-queue cost of an output token."""
+    warm_wait_s: float = Field(0.05, ge=0)
+    """How long a request may wait for a replica that has its adapter while others pass it."""
+
+
+class ForwardConfig(Settings):
+    connect_timeout_s: float = Field(2, gt=0)
+    """Limit for opening a connection to a replica."""
+    first_byte_timeout_s: float = Field(300, gt=0)
+    """Limit for the first byte of a reply; keep it below the clients' 600 s."""
+    idle_timeout_s: float = Field(120, gt=0)
+    """Limit between two bytes of a reply."""
+    attempts: int = Field(3, ge=1)
+    """Replicas tried before the first byte; after it nothing is retried."""
+    keepalive_s: float = Field(10, gt=0)
+    """A stream that has nothing to send gets an SSE comment this often."""
+    drain_s: float = Field(30, ge=0)
+    """After SIGTERM running streams get this long."""
+    default_max_tokens: int = Field(256, ge=1)
+    """Output tokens reserved for a request that names no limit."""
+
+
+class GatewayConfig(Settings):
+    listen: ListenConfig = ListenConfig()
+    admin: AdminConfig = AdminConfig()
+    store: StoreConfig = StoreConfig()
+    fleet: FleetConfig = FleetConfig()
+    router: RouterConfig = RouterConfig()
+    queue: QueueConfig = QueueConfig()
+    forward: ForwardConfig = ForwardConfig()
+    log_level: str = "INFO"
+    """DEBUG, INFO, WARNING or ERROR."""

@@ -1,0 +1,1 @@
+"""Load: traces of arrivals, and the programs that replay or simulate them."""

@@ -1,0 +1,88 @@
+"""NDJSON lines and SSE events out of a byte stream, sans-IO: `feed(bytes)` gives whole frames.
+
+However the network splits the bytes, the frames are the same, and `b"".join(feed(...)) + rest`
+is what came in. Both buffers are bounded: a peer that never ends a frame cannot take our memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+
+class FrameTooLong(ValueError):
+    """A frame passed its bound without ending."""
+
+
+class Lines:
+    """Newline-ended lines, newline removed, empty lines dropped."""
+
+    __slots__ = ("_limit_bytes", "_rest")
+
+    def __init__(self, *, limit_bytes: int = 16 << 20) -> None:
+        self._rest = b""
+        self._limit_bytes = limit_bytes
+
+    def feed(self, data: bytes) -> list[bytes]:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > self._limit_bytes:
+            raise FrameTooLong(f"a line of more than {self._limit_bytes} bytes")
+        return [line for line in lines if line.strip()]
+
+
+class Events:
+    """Whole SSE events as raw bytes, several at once.
+
+    `feed` returns every complete event received so far as one blob (possibly empty) and keeps
+    the unfinished tail: the data path forwards the blob as it is and never looks inside it.
+    """
+
+    __slots__ = ("_limit_bytes", "rest")
+
+    def __init__(self, *, limit_bytes: int = 4 << 20) -> None:
+        self.rest = b""
+        self._limit_bytes = limit_bytes
+
+    def feed(self, data: bytes) -> bytes:
+        blob = self.rest + data if self.rest else data
+        if blob.endswith(b"\n\n") or blob.endswith(b"\r\n\r\n"):
+            self.rest = b""
+            return blob
+        cut = max(_end(blob, b"\n\n"), _end(blob, b"\r\n\r\n"))
+        self.rest = blob[cut:]
+        if len(self.rest) > self._limit_bytes:
+            raise FrameTooLong(f"an SSE event of more than {self._limit_bytes} bytes")
+        return blob[:cut]
+
+
+def split_events(blob: bytes) -> list[bytes]:
+    """A blob of whole events as a list; joined again they are the blob."""
+    events, start = [], 0
+    while start < len(blob):
+        ends = [end for mark in (b"\n\n", b"\r\n\r\n") if (end := _find_end(blob, mark, start))]
+        stop = min(ends, default=len(blob))
+        events.append(blob[start:stop])
+        start = stop
+    return events
+
+
+def event_data(event: bytes) -> bytes | None:
+    """The `data:` payload of one event, or None when it has none (a comment)."""
+    parts = list(_data_lines(event))
+    return b"\n".join(parts) if parts else None
+
+
+def _data_lines(event: bytes) -> Iterator[bytes]:
+    for line in event.splitlines():
+        if line.startswith(b"data:"):
+            value = line[5:]
+            yield value[1:] if value.startswith(b" ") else value
+
+
+def _end(blob: bytes, mark: bytes) -> int:
+    at = blob.rfind(mark)
+    return at + len(mark) if at >= 0 else 0
+
+
+def _find_end(blob: bytes, mark: bytes, start: int) -> int:
+    at = blob.find(mark, start)
+    return at + len(mark) if at >= 0 else 0
