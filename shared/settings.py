@@ -31,8 +31,13 @@ class BadSettings(ValueError):
     """The text names the file, the key and what was wrong, one line each."""
 
 
-def load(kind: type[S], path: Path | None, environ: Mapping[str, str] = os.environ) -> S:
-    """Read `path` (or defaults), lay the environment over it, validate.
+def load(
+    kind: type[S],
+    path: Path | None,
+    environ: Mapping[str, str] = os.environ,
+    flags: Mapping[str, Any] | None = None,
+) -> S:
+    """Read `path` (or defaults), lay the environment over it, then `flags`; validate.
 
     Raises BadSettings with one line per fault.
     """
@@ -46,6 +51,7 @@ def load(kind: type[S], path: Path | None, environ: Mapping[str, str] = os.envir
             raise BadSettings(f"{path}: expected a mapping of sections")
     for keys, value in _overrides(kind, environ):
         _lay(raw, keys, value)
+    raw.update(flags or {})
     return parse(kind, raw, origin=str(path or "configuration"))
 
 
@@ -70,7 +76,17 @@ def _overrides(kind: type[Settings], environ: Mapping[str, str]) -> Iterator[tup
     for name in sorted(environ):
         keys = name.removeprefix(ENV_PREFIX).lower().split("__")
         if name.startswith(ENV_PREFIX) and keys[0] in kind.model_fields:
-            yield keys, yaml.safe_load(environ[name])
+            text = environ[name]
+            # A key of digits is still text, and an empty one is not null.
+            yield keys, text if _is_text(kind, keys) else yaml.safe_load(text)
+
+
+def _is_text(kind: type[Settings], keys: list[str]) -> bool:
+    field = kind.model_fields.get(keys[0])
+    if field is None or len(keys) == 1:
+        return field is not None and field.annotation in (str, Path)
+    section = _section(field)
+    return section is not None and _is_text(section, keys[1:])
 
 
 def _lay(raw: dict[str, Any], keys: list[str], value: Any) -> None:

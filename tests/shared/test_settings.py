@@ -34,6 +34,11 @@ def test_the_environment_overrides_the_file(tmp_path: Path) -> None:
     assert got == Outer(inner=Inner(wait_s=3), name="file")
 
 
+def test_text_from_the_environment_stays_text() -> None:
+    assert load(Outer, None, {"LORAPLEX_NAME": "0123"}).name == "0123"
+    assert load(Outer, None, {"LORAPLEX_NAME": ""}).name == ""
+
+
 @pytest.mark.parametrize(
     ("text", "names"),
     [

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner, Result
+
+from gateway.config import GatewayConfig
+from loadtests.__main__ import app, dispatcher_of
+from loadtests.recipe import Recipe, generate
+from loadtests.sim_replica import Prices
+from loadtests.simulator import Run, simulate
+from loadtests.trace import Arrival
+from shared.ids import AdapterId, TenantId
+from shared.messages import Tier
+
+PRICES = Prices()
+
+
+def run(trace: tuple[Arrival, ...], replicas: int = 2, prices: Prices = PRICES) -> Run:
+    dispatcher = dispatcher_of(GatewayConfig())
+    return simulate(trace, dispatcher=dispatcher, replicas=replicas, prices=prices)
+
+
+def one(at_s: float, adapter: str | None, output_tokens: int = 1) -> Arrival:
+    name = None if adapter is None else AdapterId(adapter)
+    return Arrival(at_s, TenantId("t"), name, 10, output_tokens)
+
+
+recipes = st.builds(
+    Recipe,
+    seed=st.integers(0, 1 << 32),
+    arrivals=st.integers(1, 150),
+    rate_per_s=st.sampled_from([5, 50, 500]),
+    adapters=st.integers(1, 40),
+    base_share=st.sampled_from([0, 0.3, 1]),
+    tenants=st.integers(1, 5),
+)
+prices = st.builds(
+    Prices, slots=st.integers(1, 4), host_max=st.integers(4, 40), capacity=st.integers(1, 8)
+)
+
+
+@settings(max_examples=25)
+@given(recipes, st.integers(1, 4), prices)
+def test_every_arrival_ends_once_finished_or_refused(r: Recipe, replicas: int, p: Prices) -> None:
+    trace = tuple(generate(r))
+    done = run(trace, replicas, p)
+    assert tuple(outcome.arrival for outcome in done.outcomes) == trace
+    assert len(done.finished) + done.refused.total() == len(trace)
+    assert sum(load.served for load in done.replicas.values()) == len(done.finished)
+    for outcome in done.finished:
+        assert (outcome.tier is None) == (outcome.arrival.adapter is None)
+        assert 0 <= outcome.queue_s <= outcome.first_token_s <= outcome.total_s + 1e-9
+
+
+@settings(max_examples=10)
+@given(recipes, prices)
+def test_the_same_trace_gives_the_same_run_bit_for_bit(r: Recipe, p: Prices) -> None:
+    trace = tuple(generate(r))
+    assert run(trace, 3, p) == run(trace, 3, p)
+
+
+def test_a_first_request_pays_for_disk_and_slot_and_the_next_for_neither() -> None:
+    p = Prices(disk_load_s=0.15, host_load_s=0.004, prefill_s=0.02)
+    cold, warm = run((one(1, "a"), one(2, "a")), 1, p).finished
+    assert cold.tier is Tier.DISK
+    assert cold.first_token_s == pytest.approx(0.174)
+    assert warm.tier is Tier.GPU
+    assert warm.first_token_s == pytest.approx(0.02)
+
+
+def test_the_base_never_waits_for_an_adapter() -> None:
+    adapter, base = run((one(1, "a"), one(1.001, None)), 1, Prices(prefill_s=0.02)).finished
+    assert base.first_token_s == pytest.approx(0.02)
+    assert base.tier is None
+    assert adapter.first_token_s > 0.15
+
+
+def test_requests_that_wait_for_one_adapter_share_its_load() -> None:
+    done = run(tuple(one(1 + i / 1000, "a") for i in range(5)), 1, Prices())
+    assert done.loads == {Tier.HOST: 0, Tier.DISK: 1}
+    assert {outcome.tier for outcome in done.finished} == {Tier.DISK}
+
+
+def test_an_adapter_pushed_out_of_its_slot_comes_back_from_host_memory() -> None:
+    done = run((one(1, "a"), one(2, "b"), one(3, "a")), 1, Prices(slots=1, host_max=2))
+    assert [outcome.tier for outcome in done.finished] == [Tier.DISK, Tier.DISK, Tier.HOST]
+
+
+def test_requests_of_one_adapter_go_to_one_replica_while_it_has_room() -> None:
+    done = run(tuple(one(1 + i, "a") for i in range(20)), 4, Prices())
+    assert len({outcome.replica for outcome in done.finished}) == 1
+    assert Counter(outcome.tier for outcome in done.finished)[Tier.GPU] == 19
+
+
+def test_a_flood_is_refused_at_the_tenants_bound_and_the_rest_is_served() -> None:
+    flood = tuple(one(1 + i / 10_000, "a", output_tokens=100) for i in range(400))
+    done = run(flood, 1, Prices(capacity=4))
+    assert done.refused["queue_full"] > 0
+    assert len(done.finished) + done.refused.total() == 400
+
+
+def test_a_larger_host_tier_takes_disk_loads_off_the_path() -> None:
+    trace = tuple(generate(Recipe(arrivals=700, rate_per_s=30, adapters=60, output_tokens_mean=8)))
+    small, large = (run(trace, 1, Prices(slots=4, host_max=h)) for h in (8, 60))
+    assert large.loads[Tier.DISK] <= 60 < small.loads[Tier.DISK]
+    assert large.first_token_s().p99 < small.first_token_s().p99
+
+
+def test_the_three_commands_work_together(tmp_path: Path) -> None:
+    def loadtests(*arguments: str) -> Result:
+        return CliRunner().invoke(app, arguments)
+
+    trace = str(tmp_path / "trace.jsonl")
+    assert loadtests("generate", "--arrivals", "50", "-o", trace).exit_code == 0
+    printed = loadtests("generate", "--arrivals", "50").stdout_bytes
+    assert printed == Path(trace).read_bytes()
+    assert json.loads(loadtests("describe", trace, "--json").stdout)["arrivals"] == 50
+    figures = json.loads(loadtests("simulate", trace, "--replicas", "2", "--json").stdout)
+    assert figures["arrived"] == figures["finished"] + sum(figures["refused"].values()) == 50
+    assert sum(figures["adapter_found_in"].values()) == pytest.approx(1)
+    assert "ttft_p99_ms" in loadtests("simulate", trace).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["simulate", "none"], "No such file"),
+        (["describe", "none"], "No such file"),
+        (["generate", "--rate", "0"], "rate_per_s"),
+        (["simulate", "none", "--config", "none"], "none: "),
+    ],
+)
+def test_a_wrong_command_ends_with_two_and_says_why(arguments: list[str], says: str) -> None:
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 2
+    assert says in done.stderr
