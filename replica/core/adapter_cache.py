@@ -1,0 +1,300 @@
+"""AdapterCache: which adapter is in which slot, who holds it, and what to load next.
+
+Weights belong to a version, (adapter, digest), never to a name alone. Laws:
+
+- One slot a version. A lease ties a sequence to a slot, and ends exactly once, by `release`.
+- A slot that is held, or loading, or whose adapter is pinned, or that an older waiter wants, is
+  never given away. Among the rest the least recently used goes first, ties by adapter.
+- Waiters are served oldest first (ties by adapter): if one finds no slot, no younger one does.
+- A load that `poll` asked for ends once, by `loaded` or `load_failed`, also when its adapter was
+  withdrawn or replaced meanwhile: then the slot is emptied at that moment.
+- New content under a name is another version. Who holds the old one finishes on it; who comes gets
+  the new one; the old leaves its slot and host memory as soon as nobody holds it.
+- FAILED is terminal, with its reason, until other content is offered or the adapter is withdrawn
+  and offered again: a broken adapter is not read over and over.
+- Host memory keeps at most `host_max` copies (`host_tier.py`).
+
+Commands come out of `poll` in the order in which they must be carried out. Two names with the same
+content are two adapters here. A load always finds a host place, because host_max >= slots.
+"""
+
+from __future__ import annotations
+
+from replica.core.catalogue import Catalogue, Known
+from replica.core.commands import Command, Evict, EvictHost, Load
+from replica.core.host_tier import HostTier, Version
+from replica.core.slot_table import Slot, SlotTable
+from replica.core.waiters import Waiters
+from shared.ids import AdapterId
+from shared.messages import AdapterState, AdapterStatus, Tier
+
+__all__ = ["AdapterCache", "Command", "Evict", "EvictHost", "Load"]
+
+
+class AdapterCache:
+    """Decides; the engine thread carries out. Slots are 0 .. slots - 1."""
+
+    def __init__(self, *, slots: int, host_max: int) -> None:
+        if slots < 1:
+            raise ValueError(f"an adapter cache needs at least one slot, not {slots}")
+        if host_max < slots:
+            raise ValueError(
+                f"host memory must have room for what the slots hold: {host_max} < {slots}; "
+                "raise max_cpu_loras or lower max_loras"
+            )
+        self._catalogue = Catalogue(pins_max=slots - 1)
+        self._slots = SlotTable(slots=slots)
+        self._host = HostTier(places=host_max)
+        self._waiters = Waiters()
+        self._unplaced: tuple[tuple[AdapterId, float], ...] = ()
+        self._outbox: list[Command] = []
+        self._changed = True  # something that decides placing has changed since the last poll
+        self._states: tuple[AdapterState, ...] | None = None
+
+    # --- what the store says
+
+    def offer(self, adapter: AdapterId, digest: str, rank: int, size_bytes: int) -> None:
+        """The store has this content under this name; again with another digest: a new version."""
+        self._retire(self._catalogue.offer(adapter, digest, rank, size_bytes))
+
+    def withdraw(self, adapter: AdapterId) -> None:
+        """Gone from the store. Sequences that hold it finish; nobody else gets it."""
+        self._retire(self._catalogue.withdraw(adapter))
+
+    def failed(self, adapter: AdapterId, reason: str) -> None:
+        """Validation refused what the store has under this name."""
+        self._retire(self._catalogue.refuse(adapter, reason))
+
+    def pin(self, adapter: AdapterId, on: bool) -> None:
+        """Keep it in a slot whoever uses it. Raises ValueError with what to do when it cannot."""
+        self._catalogue.pin(adapter, on)
+        self._note()
+
+    # --- what sequences ask
+
+    def want(self, adapter: AdapterId, seq_id: str, now: float) -> None:
+        """`seq_id` will need it: load it when its turn comes, and keep it until `acquire`."""
+        if self._slots.held_by(seq_id) is None and self._waiters.add(seq_id, adapter, now):
+            self._changed = True
+
+    def acquire(self, adapter: AdapterId, seq_id: str, now: float) -> int | None:
+        """The slot, held by `seq_id` from now on; or None, and it is wanted."""
+        slot = self._slots.held_by(seq_id)
+        if slot is None:
+            slot = self._resident(adapter)
+            if slot is None or slot.version is None:
+                self.want(adapter, seq_id, now)
+                return None
+            self._waiters.remove(seq_id)
+            self._slots.hold(slot, seq_id)
+            self._host.touch(slot.version)
+            self._states = None
+        return slot.index
+
+    def release(self, seq_id: str) -> None:
+        """The end of a lease, or of a wait for one; harmless when there is neither."""
+        if self._waiters.remove(seq_id):
+            self._changed = True
+        slot = self._slots.let_go(seq_id)
+        if slot is not None:
+            self._leave_if_old(slot)
+            self._note()
+
+    def refusal(self, adapter: AdapterId) -> str | None:
+        """Why a new sequence of this adapter can never run here; None when it can."""
+        return self._catalogue.refusal(adapter)
+
+    # --- what the engine reports
+
+    def read(self, adapter: AdapterId, digest: str) -> None:
+        """A copy is in host memory: on its way to a slot, or fetched ahead."""
+        version = (adapter, digest)
+        letting_go = EvictHost(adapter, digest)
+        slot = self._slots.find(version)
+        if slot is not None and slot.loading:
+            slot.tier = Tier.HOST
+        elif not self._catalogue.is_current(version):
+            self._outbox.append(letting_go)
+            return
+        if letting_go in self._outbox:  # it speaks of the copy that was there before this one
+            self._outbox = [command for command in self._outbox if command != letting_go]
+        self._let_go(self._host.arrive(version))
+        self._note()
+
+    def loaded(self, adapter: AdapterId, digest: str, slot: int) -> None:
+        receiving = self._receiving((adapter, digest), slot)
+        self._slots.settle(receiving)
+        self._host.settle((adapter, digest))
+        self._leave_if_old(receiving)
+        self._note()
+
+    def load_failed(self, adapter: AdapterId, digest: str, slot: int, reason: str) -> None:
+        """What is in the slot now is nobody's weights: it is emptied before it is used again."""
+        version = (adapter, digest)
+        self._vacate(self._receiving(version, slot))
+        self._let_go(self._host.drop(version))
+        self._catalogue.fail(version, reason)
+        self._note()
+
+    # --- what comes out
+
+    def poll(self, now: float) -> list[Command]:
+        """Commands since the last poll. They follow from order alone: `now` decides nothing."""
+        if self._changed:
+            self._changed = False
+            self._place()
+        commands, self._outbox = self._outbox, []
+        return commands
+
+    @property
+    def unplaced(self) -> tuple[tuple[AdapterId, float], ...]:
+        """Adapters that found no slot at the last poll, and since when; longest first."""
+        return self._unplaced
+
+    @property
+    def slots_used(self) -> int:  # by weights there or on their way, old versions included
+        return self._slots.used
+
+    @property
+    def host_used(self) -> int:  # copies in host memory, or on their way there
+        return len(self._host)
+
+    def slot_of(self, adapter: AdapterId) -> int | None:
+        """Where a new sequence of this adapter would run, if it is resident."""
+        slot = self._resident(adapter)
+        return None if slot is None else slot.index
+
+    def slot_held(self, seq_id: str) -> int | None:
+        slot = self._slots.held_by(seq_id)
+        return None if slot is None else slot.index
+
+    def digest_in(self, slot: int) -> str:
+        """The version whose weights are in the slot; "" when none are."""
+        held = self._slots[slot]
+        return "" if held.loading or held.version is None else held.version[1]
+
+    def drainable(self) -> tuple[int, ...]:
+        """Slots that become free once nobody holds them: resident, their adapter not pinned."""
+        return tuple(slot.index for slot in self._slots if slot.resident and self._spare(slot))
+
+    def states(self) -> tuple[AdapterState, ...]:
+        """Every adapter that a new sequence may name, or may not and why; by name."""
+        if self._states is None:
+            self._states = tuple(self._state(name, known) for name, known in self._catalogue)
+        return self._states
+
+    def check(self) -> None:
+        for part in (self._catalogue, self._slots, self._host, self._waiters):
+            part.check()
+        loading = {slot.version for slot in self._slots if slot.loading}
+        for slot in self._slots:
+            assert not slot.idle or self._is_current(slot), "an old version that nobody holds stays"
+            for seq in slot.holders:
+                assert seq not in self._waiters, f"{seq!r} waits for what it holds"
+        for version in self._host.versions():
+            busy = self._host.is_busy(version)
+            assert busy == (version in loading), f"{version}: busy is not loading"
+            assert busy or self._catalogue.is_current(version), f"{version}: nobody will use it"
+
+    # --- placing
+
+    def _place(self) -> None:
+        """Begin the loads that can begin: for waiters by age, then for the pinned."""
+        unplaced: list[tuple[AdapterId, float]] = []
+        promised: set[int] = set()  # slots of adapters that someone older waits for
+        for adapter, since in self._waiters.oldest_first():
+            version = self._catalogue.current(adapter)
+            if version is None:
+                continue
+            slot = self._slots.find(version)
+            if slot is None and not unplaced:
+                slot = self._begin(version, promised)
+            if slot is None:
+                unplaced.append((adapter, since))
+            else:
+                promised.add(slot.index)
+        for adapter in self._catalogue.pinned():
+            version = self._catalogue.current(adapter)
+            if version is not None and self._slots.find(version) is None:
+                self._begin(version, promised)
+        self._unplaced = tuple(unplaced)
+
+    def _begin(self, version: Version, promised: set[int]) -> Slot | None:
+        """Start a load; None when no slot can be spared for it."""
+        slot = self._slots.room(lambda idle: idle.index not in promised and self._spare(idle))
+        if slot is None:
+            return None
+        if slot.version is not None:
+            self._vacate(slot)
+        tier = Tier.HOST if version in self._host else Tier.DISK
+        self._let_go(self._host.reserve(version))
+        self._slots.begin(slot, version, tier)
+        self._outbox.append(Load(*version, slot.index, tier))
+        self._states = None
+        return slot
+
+    def _retire(self, version: Version | None) -> None:
+        """A version is no longer current: it leaves, or is left to those who use it."""
+        slot = None if version is None else self._slots.find(version)
+        if slot is not None:
+            self._leave_if_old(slot)
+        if version is not None and (slot is None or not slot.loading):
+            self._let_go(self._host.drop(version))
+        self._note()
+
+    def _leave_if_old(self, slot: Slot) -> None:
+        version = slot.version
+        if version is not None and slot.idle and not self._is_current(slot):
+            self._vacate(slot)
+            self._let_go(self._host.drop(version))
+
+    def _vacate(self, slot: Slot) -> None:
+        assert slot.version is not None
+        self._outbox.append(Evict(slot.version[0], slot.index))
+        self._slots.vacate(slot)
+        self._states = None
+
+    def _let_go(self, versions: list[Version]) -> None:
+        self._outbox.extend(EvictHost(*version) for version in versions)
+
+    def _receiving(self, version: Version, slot: int) -> Slot:
+        receiving = self._slots[slot]
+        if not receiving.loading or receiving.version != version:
+            raise ValueError(f"slot {slot} is not receiving {version}: it has {receiving.version}")
+        return receiving
+
+    def _resident(self, adapter: AdapterId) -> Slot | None:
+        version = self._catalogue.current(adapter)
+        slot = None if version is None else self._slots.find(version)
+        return None if slot is None or slot.loading else slot
+
+    def _is_current(self, slot: Slot) -> bool:
+        return slot.version is not None and self._catalogue.is_current(slot.version)
+
+    def _spare(self, slot: Slot) -> bool:
+        return slot.version is None or not self._catalogue.is_pinned(slot.version)
+
+    def _note(self) -> None:
+        self._changed = True
+        self._states = None
+
+    def _state(self, adapter: AdapterId, known: Known) -> AdapterState:
+        version = (adapter, known.digest)
+        slot = self._slots.find(version)
+        tier, status = Tier.HOST if version in self._host else Tier.DISK, AdapterStatus.READY
+        if known.failed:
+            status, tier = AdapterStatus.FAILED, Tier.DISK
+        elif slot is not None:
+            tier = slot.tier if slot.loading else Tier.GPU
+            status = AdapterStatus.LOADING if slot.loading else AdapterStatus.READY
+        return AdapterState(
+            adapter=adapter,
+            digest=known.digest,
+            tier=tier,
+            status=status,
+            rank=known.rank,
+            size_bytes=known.size_bytes,
+            pinned=known.pinned,
+            running=0 if slot is None else len(slot.holders),
+            reason=known.reason,
+        )

@@ -1,0 +1,297 @@
+"""Scheduler: which sequences compute what in the next forward pass.
+
+Continuous batching with chunked prefill: every plan takes one token of each decoding sequence, then
+chunks of prompts, oldest first, then admits from the waiting, oldest first. Laws:
+
+- A step has at most `max_step_tokens` tokens and `max_running` rows, and only slots that are
+  resident and held by the row's sequence. Rows of one slot are adjacent.
+- Every sequence ends. Order is by arrival and never changes: when pages run out the newest gives
+  way, back to the front of the waiting, its output and its slot kept, its pages freed (preemption
+  by recompute). So the oldest always moves on.
+- A sequence waits for pages in line: no younger one slips in. It waits for its adapter aside:
+  younger ones pass. The base waits for no adapter.
+- An adapter gets a slot within `adapter_wait_s` plus what `turns.py` shows to be finite.
+- However a sequence ends, its pages and its lease are given back in that moment, once.
+
+Protocol, all on one thread: `plan`, run the step, `commit` it; `add`, `abort` and `fail` may fall
+anywhere between, and `collect` follows each `plan`. A plan that is not committed only moves pages:
+after a crash `fail` the culprits and plan again.
+
+Costs: plan and commit are O(running + adapters that wait). The shell bounds how many may wait.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Mapping
+from operator import attrgetter
+
+from replica.core.adapter_cache import AdapterCache
+from replica.core.live import Live
+from replica.core.pages import PagePool
+from replica.core.sequence import Finish, Sequence
+from replica.core.step import BASE_SLOT, Progress, Row, Step
+from replica.core.turns import Turns
+from replica.core.waiting_line import WaitingLine
+from shared.ids import AdapterId
+
+__all__ = ["Progress", "Row", "Scheduler", "Step"]
+
+
+class Scheduler:
+    """`max_model_len` is the longest sequence that fits both the model and the pool."""
+
+    def __init__(
+        self,
+        *,
+        pool: PagePool,
+        cache: AdapterCache,
+        max_running: int,
+        max_step_tokens: int,
+        eos_ids: frozenset[int],
+        max_model_len: int,
+        adapter_wait_s: float = 0.5,
+    ) -> None:
+        if max_running < 1 or max_step_tokens < max_running:
+            raise ValueError(
+                "every running sequence needs a token a step: raise max_step_tokens "
+                f"({max_step_tokens}) to max_running ({max_running}), which is at least 1"
+            )
+        self.max_model_len = min(max_model_len, pool.capacity_tokens)
+        self._pool = pool
+        self._cache = cache
+        self._max_running = max_running
+        self._max_step_tokens = max_step_tokens
+        self._eos_ids = eos_ids
+        self._turns = Turns(wait_s=adapter_wait_s)
+        self._live: dict[str, Live] = {}
+        self._running: list[Live] = []  # by order
+        self._line = WaitingLine()
+        self._ended: list[Progress] = []
+        self._planned: Step | None = None
+        self._arrivals = 0
+
+    # --- what is here
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._live) - len(self._running)
+
+    def running_adapters(self) -> tuple[AdapterId, ...]:
+        return tuple(sorted({e.seq.adapter for e in self._running if e.seq.adapter is not None}))
+
+    def waiting_adapters(self) -> tuple[AdapterId, ...]:
+        preempted = [entry.seq.adapter for entry in self._line.preempted]
+        return tuple(sorted({a for a in (*self._line.adapters(), *preempted) if a is not None}))
+
+    def next_wakeup(self, now: float) -> float | None:
+        """`now` when a plan would do something; None when only an event can bring work."""
+        if self._running or self._line.preempted or self._ended:
+            return now
+        ready = (
+            adapter is None
+            or self._cache.slot_of(adapter) is not None
+            or self._cache.refusal(adapter) is not None
+            for adapter in self._line.adapters()
+        )
+        return now if any(ready) else None
+
+    # --- events
+
+    def add(self, seq: Sequence, now: float) -> None:
+        """Queue a new sequence. Raises ValueError, with what to do, when it can never run."""
+        if seq.id in self._live:
+            raise ValueError(f"sequence {seq.id!r} is here already: give each an id of its own")
+        seq.require_fit(self.max_model_len)
+        self._arrivals += 1
+        longest = min(len(seq.prompt) + seq.sampling.max_tokens, self.max_model_len)
+        entry = Live(seq, self._arrivals, now, len(seq), longest)
+        self._live[seq.id] = entry
+        self._line.push(entry)
+        if seq.adapter is not None:
+            self._cache.want(seq.adapter, seq.id, now)
+
+    def abort(self, seq_id: str, finish: Finish = Finish.ABORT, now: float = 0.0) -> bool:
+        """End it wherever it is, without Progress; False when it is not here any more."""
+        entry = self._live.get(seq_id)
+        if entry is None:
+            return False
+        if entry.table.pages:
+            self._running.remove(entry)
+        else:
+            self._line.remove(entry)
+        self._end(entry, finish, now)
+        return True
+
+    def fail(self, seq_id: str, now: float) -> bool:
+        """The engine cannot run it."""
+        return self.abort(seq_id, Finish.ERROR, now)
+
+    def collect(self) -> list[Progress]:
+        """Ends that no step brought: the adapter failed or left while they waited for it."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    # --- plan
+
+    def plan(self, now: float) -> Step | None:
+        """The next step; None when nothing can run before an event."""
+        self._end_refused(now)
+        rows: list[Row] = []
+        preempted = self._decode(rows)
+        budget = self._max_step_tokens - len(rows)
+        if len(rows) < len(self._running):
+            budget = self._prefill(rows, budget)
+        if not preempted and self.waiting:
+            self._admit(rows, budget, now)
+        rows.sort(key=attrgetter("slot"))
+        self._planned = Step(tuple(rows)) if rows else None
+        return self._planned
+
+    def _end_refused(self, now: float) -> None:
+        for adapter in self._line.adapters():
+            reason = None if adapter is None else self._cache.refusal(adapter)
+            if adapter is not None and reason is not None:
+                for entry in self._line.clear(adapter):
+                    self._end(entry, Finish.ERROR, now)
+                    self._ended.append(Progress(entry.seq.id, None, Finish.ERROR, reason))
+
+    def _decode(self, rows: list[Row]) -> bool:
+        """A row for each sequence with one token to feed; whether any was preempted for it."""
+        preempted = False
+        at = 0
+        while at < len(self._running):
+            entry = self._running[at]
+            at += 1
+            if entry.to_feed != 1:
+                continue
+            while not entry.table.grow_to(entry.length, self._pool):
+                preempted = True
+                if self._preempt_newest() is entry:
+                    return True
+            rows.append(entry.row(1))
+        return preempted
+
+    def _preempt_newest(self) -> Live:
+        entry = self._running.pop()
+        entry.table.release(self._pool)
+        entry.seq.computed = 0
+        entry.seq.preemptions += 1
+        self._line.push_front(entry)
+        return entry
+
+    def _prefill(self, rows: list[Row], budget: int) -> int:
+        """A chunk for each sequence with more tokens to feed; what is left of the budget."""
+        for entry in self._running:
+            if entry.to_feed > 1 and budget > 0:
+                tokens = min(entry.to_feed, budget)
+                rows.append(entry.row(tokens))
+                budget -= tokens
+        return budget
+
+    def _admit(self, rows: list[Row], budget: int, now: float) -> None:
+        """Start who waits while there are places, tokens and pages."""
+        self._turns.update(self._cache, self._tokens_left, now)
+        if budget <= 0 or len(self._running) >= self._max_running:
+            return
+        for entry in self._line.candidates(self._may_start):
+            if not self._take_pages(entry):
+                return
+            self._start(entry, now)
+            tokens = min(entry.to_feed, budget)
+            rows.append(entry.row(tokens))
+            budget -= tokens
+            if budget <= 0 or len(self._running) >= self._max_running:
+                return
+
+    def _may_start(self, entry: Live) -> bool:
+        if entry.seq.adapter is None:
+            return True
+        slot = self._cache.slot_of(entry.seq.adapter)
+        return slot is not None and not self._turns.closed(slot, entry.queued_at)
+
+    def _take_pages(self, entry: Live) -> bool:
+        """All it needs now, and one is left for each that runs: else it would not stay long."""
+        needed = self._pool.pages_for(entry.length) + len(self._running)
+        return needed <= self._pool.available and entry.table.grow_to(entry.length, self._pool)
+
+    def _start(self, entry: Live, now: float) -> None:
+        self._line.remove(entry)
+        insort(self._running, entry, key=attrgetter("order"))
+        if entry.admitted:
+            return
+        entry.admitted = True
+        seq = entry.seq
+        seq.admitted_at = now
+        if seq.adapter is not None:
+            slot = self._cache.acquire(seq.adapter, seq.id, now)
+            assert slot is not None, f"{seq.adapter!r} was resident a moment ago"
+            entry.slot = slot
+            seq.digest = self._cache.digest_in(slot)
+
+    def _tokens_left(self) -> Mapping[int, int]:
+        left: dict[int, int] = {}
+        for entry in (*self._running, *self._line.preempted):
+            left[entry.slot] = max(left.get(entry.slot, 0), entry.length_max - entry.length)
+        return left
+
+    # --- commit
+
+    def commit(self, step: Step, tokens: Mapping[str, int], now: float) -> list[Progress]:
+        """Take in what the step drew. A sequence whose token is missing ends with ERROR."""
+        if step is not self._planned:
+            raise ValueError("commit the step that the last plan gave, once")
+        self._planned = None
+        progress: list[Progress] = []
+        for row in step.rows:
+            entry = self._live.get(row.seq)
+            if entry is None or not entry.table.pages:
+                continue  # aborted while the step ran
+            entry.seq.computed = row.end
+            if row.samples:
+                progress.append(self._draw(entry, tokens.get(row.seq), now))
+        if any(item.finish is not None for item in progress):
+            self._running = [entry for entry in self._running if entry.seq.finish is None]
+        return progress
+
+    def _draw(self, entry: Live, token: int | None, now: float) -> Progress:
+        finish = Finish.ERROR if token is None else entry.take(token, self._eos_ids)
+        reason = "the engine drew no token for this sequence" if token is None else ""
+        if finish is not None:
+            self._end(entry, finish, now)
+        return Progress(entry.seq.id, token, finish, reason)
+
+    def _end(self, entry: Live, finish: Finish, now: float) -> None:
+        """The one exit: whoever calls has taken it out of running or line, or does so at once."""
+        seq = entry.seq
+        del self._live[seq.id]
+        entry.table.release(self._pool)
+        self._cache.release(seq.id)
+        seq.finish, seq.ended_at = finish, now
+
+    def check(self) -> None:
+        self._pool.check()
+        self._cache.check()
+        self._line.check()
+        waiting = list(self._line)
+        here = {entry.seq.id: entry for entry in (*self._running, *waiting)}
+        assert here == self._live, "a sequence is lost, or is not live"
+        assert len(here) == len(self._running) + len(waiting), "it runs and waits"
+        assert len(self._running) <= self._max_running
+        orders = [entry.order for entry in self._running]
+        assert orders == sorted(orders), "running is out of order"
+        pages = [page for entry in here.values() for page in entry.table.pages]
+        assert len(pages) == len(set(pages)) == self._pool.pages - self._pool.available
+        for entry in here.values():
+            assert 0 <= entry.seq.computed < entry.length == len(entry.seq) <= entry.length_max
+            held = self._cache.slot_held(entry.seq.id)
+            assert entry.slot == (BASE_SLOT if held is None else held), "a slot without its lease"
+        for entry in self._running:
+            assert len(entry.table) >= self._pool.pages_for(entry.seq.computed), (
+                "keys off its pages"
+            )
+        assert all(not entry.table.pages for entry in waiting), "pages are held while waiting"

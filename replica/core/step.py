@@ -1,0 +1,55 @@
+"""Step: what one forward pass computes, said in values that the engine turns into tensors.
+
+Law: a row is one stretch of one sequence, and a sequence has at most one row a step; rows with
+equal slots are adjacent (`segments.py` reads that); a row's pages cover every token up to its end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from replica.core.sequence import Finish, Sampling
+
+BASE_SLOT: Final = -1
+"""The slot of a row without adapter. No kernel may index with it."""
+
+
+class Row(NamedTuple):
+    """`tokens` stand at positions `start ..` of sequence `seq`; everything before is in `pages`.
+
+    A named tuple, for every step makes one a sequence and a frozen dataclass takes four times as
+    long to make.
+    """
+
+    seq: str
+    slot: int  # BASE_SLOT: no adapter
+    start: int
+    tokens: tuple[int, ...]  # one when decoding, a chunk of the prompt when prefilling
+    pages: tuple[int, ...]  # block table; covers `end`, and may reach beyond it
+    samples: bool  # the row ends its sequence: draw the next token
+    sampling: Sampling
+    drawn: int  # tokens drawn so far: with the seed, names the dice of this position
+    output: tuple[int, ...] = ()  # what was drawn, only where penalties need it
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    rows: tuple[Row, ...]
+
+    @property
+    def total_tokens(self) -> int:
+        return sum(len(row.tokens) for row in self.rows)
+
+
+class Progress(NamedTuple):
+    """What happened to one sequence: a token, an end, or both."""
+
+    seq: str
+    token: int | None  # None: it ended without drawing
+    finish: Finish | None = None
+    reason: str = ""  # for people, when `finish` is ERROR

@@ -1,0 +1,162 @@
+"""The engine thread without an engine: real scheduler and cache, memory in dictionaries.
+
+Its model is a hash, and it reads its context the way a real one does: from pages, written under
+the weights that lie in the row's slot. So a page given twice, a slot changed under a sequence or a
+token fed out of place shows as another text.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence as Series
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from replica.core.adapter_cache import AdapterCache, Evict, EvictHost, Load
+from replica.core.pages import PagePool
+from replica.core.scheduler import Progress, Scheduler, Step
+from replica.core.segments import segments
+from replica.core.sequence import Sampling, Sequence
+from shared.ids import AdapterId
+from shared.messages import Tier
+
+Weights = tuple[AdapterId, str] | None  # None: the base
+
+
+def likeliest(context: Series[int], weights: Weights) -> int:
+    return zlib.crc32(repr((list(context), weights)).encode()) % 97
+
+
+def text(prompt: Series[int], weights: Weights, tokens: int) -> list[int]:
+    """What a sequence says that nobody disturbs."""
+    context = list(prompt)
+    for _ in range(tokens):
+        context.append(likeliest(context, weights))
+    return context[len(prompt) :]
+
+
+class EngineThread:
+    text = staticmethod(text)
+
+    def __init__(
+        self,
+        *,
+        slots: int = 2,
+        host_max: int = 4,
+        pages: int = 64,
+        page_tokens: int = 4,
+        max_running: int = 8,
+        max_step_tokens: int = 32,
+        max_model_len: int = 1000,
+        eos_ids: frozenset[int] = frozenset(),
+        adapter_wait_s: float = 5.0,
+    ) -> None:
+        self.now = 0.0
+        self.pool = PagePool(pages=pages, page_tokens=page_tokens)
+        self.cache = AdapterCache(slots=slots, host_max=host_max)
+        self.max_step_tokens, self.max_running = max_step_tokens, max_running
+        self.scheduler = Scheduler(
+            pool=self.pool,
+            cache=self.cache,
+            max_running=max_running,
+            max_step_tokens=max_step_tokens,
+            eos_ids=eos_ids,
+            max_model_len=max_model_len,
+            adapter_wait_s=adapter_wait_s,
+        )
+        self.memory: dict[tuple[int, int], tuple[int, Weights]] = {}
+        self.slots: dict[int, tuple[AdapterId, str]] = {}
+        self.loads: list[Load] = []
+        self.sequences: dict[str, Sequence] = {}
+        self.ends: list[Progress] = []
+
+    def offer(self, *names: str, digest: str = "v1") -> None:
+        for name in names:
+            self.cache.offer(AdapterId(name), digest, 8, 1000)
+
+    def add(
+        self,
+        adapter: str | None = None,
+        prompt: Series[int] = (1, 2, 3),
+        tokens: int = 4,
+        **wishes: Any,
+    ) -> Sequence:
+        name = None if adapter is None else AdapterId(adapter)
+        sampling = Sampling(max_tokens=tokens, temperature=0.0, **wishes)
+        seq = Sequence(f"s{len(self.sequences)}", name, tuple(prompt), sampling, self.now)
+        self.scheduler.add(seq, self.now)
+        self.sequences[seq.id] = seq
+        return seq
+
+    def carry_out(self) -> None:
+        """What the cache wants done; loads begin, and end when told to."""
+        for command in self.cache.poll(self.now):
+            match command:
+                case Load():
+                    assert command.slot not in self.slots, "loads into a slot that is not empty"
+                    self.loads.append(command)
+                case Evict(adapter, slot):
+                    assert self.slots.pop(slot, (adapter, ""))[0] == adapter
+                case EvictHost():
+                    pass
+
+    def end_load(self, index: int = 0, *, fails: bool = False) -> None:
+        load = self.loads.pop(index)
+        if fails:
+            self.cache.load_failed(load.adapter, load.digest, load.slot, "the disk is on fire")
+            return
+        if load.tier is Tier.DISK:
+            self.cache.read(load.adapter, load.digest)
+        self.slots[load.slot] = (load.adapter, load.digest)
+        self.cache.loaded(load.adapter, load.digest, load.slot)
+
+    def run(self, step: Step) -> dict[str, int]:
+        """One forward pass; every law of a step is checked on the way."""
+        assert 0 < step.total_tokens <= self.max_step_tokens
+        assert len({row.seq for row in step.rows}) == len(step.rows) <= self.max_running
+        laid = segments(step)
+        real = [slot for slot in laid.slots if slot >= 0]
+        assert len(real) == len(set(real)), "rows of one slot are apart"
+        assert all(a < b for a, b in pairwise(laid.starts))
+        drawn: dict[str, int] = {}
+        for row in step.rows:
+            weights = self.slots[row.slot] if row.slot >= 0 else None
+            size = self.pool.page_tokens
+            for at, token in enumerate(row.tokens, start=row.start):
+                self.memory[row.pages[at // size], at % size] = (token, weights)
+            context = [self.memory[row.pages[at // size], at % size] for at in range(row.end)]
+            assert {used for _, used in context} == {weights}, "keys of other weights in its pages"
+            if row.samples:
+                assert row.drawn == len(self.sequences[row.seq].output)
+                drawn[row.seq] = likeliest([token for token, _ in context], weights)
+        return drawn
+
+    def turn(self, *, loads: bool = True) -> Step | None:
+        """Once around the loop."""
+        self.now += 1.0
+        self.carry_out()
+        while loads and self.loads:
+            self.end_load()
+        step = self.scheduler.plan(self.now)
+        self.ends += self.scheduler.collect()
+        if step is not None:
+            self.ends += [
+                progress
+                for progress in self.scheduler.commit(step, self.run(step), self.now)
+                if progress.finish is not None
+            ]
+        return step
+
+    def until_all_end(self, turns: int = 10_000) -> int:
+        for taken in range(turns):
+            if self.scheduler.running + self.scheduler.waiting == 0:
+                return taken
+            self.turn()
+        raise AssertionError(f"still running after {turns} turns")
+
+
+@pytest.fixture(scope="session")
+def engine_thread() -> type[EngineThread]:
+    return EngineThread
