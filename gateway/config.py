@@ -45,6 +45,11 @@ class ReplicaEntry(Settings):
     """http://HOST:PORT of the replica."""
 
 
+class QuotaConfig(Settings):
+    local_share: float = Field(1.0, gt=0, le=1)
+    """Share of each limit this gateway grants by itself while the store is away: 1 / gateways."""
+
+
 class FleetConfig(Settings):
     replicas: tuple[ReplicaEntry, ...] = ()
     """The replicas this gateway routes to, as {id, url}."""
@@ -105,6 +110,7 @@ class GatewayConfig(Settings):
     listen: ListenConfig = ListenConfig()
     admin: AdminConfig = AdminConfig()
     store: StoreConfig = StoreConfig()
+    quota: QuotaConfig = QuotaConfig()
     fleet: FleetConfig = FleetConfig()
     router: RouterConfig = RouterConfig()
     queue: QueueConfig = QueueConfig()

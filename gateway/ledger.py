@@ -1,0 +1,277 @@
+"""One record a finished request, entered in the store exactly once.
+
+`record` writes a line to a spool on disk and returns: a gateway that is killed loses none. A task
+takes the lines in order and enters them in batches; one script appends the record to a stream and
+adds to the sums of its hour, or does nothing if the request's id is known. So a batch whose fate
+is unknown is simply tried again, and so is what another gateway left behind when it was killed.
+Laws: sums = records, each once, whatever fails in which order; nothing here delays a request.
+
+While the store is away the spool grows on disk, to a bound, and is fsynced. A disk that refuses
+leaves a short queue in memory; what neither takes is counted in `lost` and logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+import orjson
+
+from gateway.store.redis import Store, StoreAway, Word
+from gateway.store.spool import Spool
+from shared import tasks
+from shared.clock import Clock, wall
+from shared.ids import ReplicaId, RequestId, TenantId
+
+_log = logging.getLogger(__name__)
+
+Outcome = Literal["ok", "cut", "failed", "refused"]
+OUTCOMES: Final[tuple[str, ...]] = get_args(Outcome)
+"""ok: the reply is complete. cut: the client left. failed: we could not finish it. refused: it
+never reached a replica."""
+
+DIMENSIONS: Final = ("tenant", "adapter", "version", "replica", "hour")
+"""What usage can be split by; `version` is the head of the adapter's digest."""
+
+HOURS_MAX: Final = 24 * 93
+"""Hours that one usage question may span, and for how long hours are kept."""
+
+_COUNTS: Final = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "estimated")
+_HOUR_S: Final = 3600
+_VERSION_CHARS: Final = 12
+_MARK_S: Final = 86_400  # a record that comes again later than this would count twice
+_STREAM_MAX: Final = 200_000
+_STREAM: Final = "records"
+_BATCH: Final = 64
+_GATHER_S: Final = 0.05
+_RETRY_S: Final = 0.5
+_MEMORY_MAX: Final = 10_000
+_CLOSE_S: Final = 2.0
+_HOURS_A_READ: Final = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    request: RequestId
+    tenant: TenantId
+    adapter: str  # or the base's name
+    digest: str  # the adapter's version; "" for the base
+    replica: ReplicaId | Literal[""]  # "" when none was reached
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    queue_s: float
+    first_token_s: float
+    total_s: float
+    outcome: Outcome
+    estimated: bool  # the tokens were counted by us, not by the engine
+    at: float  # wall seconds when it finished
+
+
+class BadQuestion(ValueError):
+    """A usage question that cannot be answered; `param` names what is wrong with it."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(f"{param}: {message}")
+        self.param = param
+
+
+class Ledger:
+    def __init__(self, store: Store, spool: Path, clock: Clock = wall) -> None:
+        self._store = store
+        self._path = spool
+        self._clock = clock
+        self._spools: list[Spool] = []  # our own first, then what others left behind
+        self._memory: deque[bytes] = deque()
+        self._wake = asyncio.Event()
+        self._entering = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+        self._refused = False
+        self.lost = 0
+
+    @property
+    def backlog_bytes(self) -> int:
+        """Records that are not in the store yet."""
+        return sum(spool.waiting_bytes for spool in self._spools) + sum(map(len, self._memory))
+
+    @property
+    def degraded(self) -> bool:
+        """Records wait on disk, because the store did not take them."""
+        return self._refused and self.backlog_bytes > 0
+
+    async def start(self) -> None:
+        """Take up the spool, with what an earlier life left in it."""
+        try:
+            own = Spool.first_free(self._path)
+            self._spools = [own, *Spool.orphans(self._path)]
+        except OSError as error:
+            reason = f"{self._path}: {error}"
+            _log.error("no ledger spool; a killed gateway loses records", extra={"reason": reason})
+        if self.backlog_bytes:
+            self._wake.set()
+        self._task = tasks.spawn(self._run(), name="ledger")
+
+    async def close(self) -> None:
+        """Enter what is there; what the store does not take in time stays in the spool."""
+        if self._task is not None:
+            await tasks.stop(self._task)
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                await self._enter_all()
+        except (StoreAway, OSError):  # TimeoutError is one
+            _log.warning("ledger closed with a backlog", extra={"bytes": self.backlog_bytes})
+        self._lose(len(self._memory))
+        for spool in self._spools:
+            spool.sync()
+            spool.close()
+        self._spools = []
+
+    def record(self, record: Record) -> None:
+        line = orjson.dumps(record)
+        self._wake.set()
+        try:
+            self._spools[0].append(line)
+        except (OSError, IndexError):  # IndexError: there is no spool
+            if len(self._memory) >= _MEMORY_MAX:
+                self._lose(1)
+            else:
+                self._memory.append(line)
+
+    async def usage(
+        self, start: float, end: float, by: tuple[str, ...] = ("tenant",)
+    ) -> list[dict[str, Any]]:
+        """Sums over the hours that [start, end) touches, a row for each value of `by`, ordered.
+
+        A row has the columns of `by`, then requests, prompt_tokens, cached_tokens,
+        completion_tokens, estimated, and one count for each outcome. Raises BadQuestion, StoreAway.
+        """
+        for name in by:
+            if name not in DIMENSIONS:
+                raise BadQuestion("by", f"{name!r} is not one of {', '.join(DIMENSIONS)}")
+        hours = self._hours(start, end)
+        try:
+            async with asyncio.timeout(_RETRY_S):  # so that a request just finished is in
+                await self._enter_all()
+        except (StoreAway, OSError):  # TimeoutError is one
+            pass  # then the answer lags, and says nothing false
+        sums: dict[tuple[str, ...], dict[str, int]] = {}
+        for at in range(0, len(hours), _HOURS_A_READ):
+            chunk = hours[at : at + _HOURS_A_READ]
+            found = await self._store.hashes([_hour_key(hour) for hour in chunk])
+            for hour, fields in zip(chunk, found, strict=True):
+                _add(sums, by, hour, fields)
+        return [
+            {**dict(zip(by, key, strict=True)), **_row(counts)}
+            for key, counts in sorted(sums.items())
+        ]
+
+    def _hours(self, start: float, end: float) -> list[int]:
+        end = min(end, self._clock() + _HOUR_S)  # hours that have not begun hold nothing
+        first, last = int(start // _HOUR_S), int(-(-end // _HOUR_S))
+        if last - first > HOURS_MAX:
+            raise BadQuestion("from", f"at most {HOURS_MAX} hours may lie between from and to")
+        return list(range(first, last))
+
+    # from the spool to the store
+
+    async def _run(self) -> None:
+        while True:
+            await self._wake.wait()
+            await asyncio.sleep(_GATHER_S)
+            self._wake.clear()
+            try:
+                await self._enter_all()
+                self._refused = False
+            except (StoreAway, OSError) as error:
+                if not self._refused:
+                    _log.warning("ledger waits for the store", extra={"reason": str(error)})
+                self._refused = True
+                self._wake.set()
+                await self._keep_safe()
+                await asyncio.sleep(_RETRY_S)
+                await self._store.back()
+
+    async def _keep_safe(self) -> None:
+        """What waits shall survive a power cut too; the disk may take its time."""
+        try:
+            for spool in self._spools:
+                await asyncio.to_thread(spool.sync)
+        except OSError as error:
+            _log.error("ledger spool not synced", extra={"reason": str(error)})
+
+    async def _enter_all(self) -> None:
+        async with self._entering:
+            while lines := [self._memory[n] for n in range(min(_BATCH, len(self._memory)))]:
+                await self._enter(lines)
+                for _ in lines:
+                    self._memory.popleft()
+            for spool in list(self._spools):
+                while lines := spool.peek(_BATCH):
+                    await self._enter(lines)
+                    spool.commit(lines)
+            for spool in self._spools[1:]:
+                spool.close()
+            del self._spools[1:]
+
+    async def _enter(self, lines: Iterable[bytes]) -> None:
+        """All of them, or StoreAway: then the whole batch is tried again."""
+        calls = []
+        for line in lines:
+            try:
+                calls.append(_script_call(line))
+            except (TypeError, ValueError, KeyError) as error:
+                self._lose(1, reason=repr(error))
+        await self._store.scripts("record", calls)
+
+    def _lose(self, records: int, *, reason: str = "neither store nor disk takes them") -> None:
+        if records:
+            self.lost += records
+            _log.error("ledger records lost", extra={"records": records, "reason": reason})
+
+
+def _script_call(line: bytes) -> tuple[list[str], list[Word]]:
+    record = Record(**orjson.loads(line))
+    hour = int(record.at // _HOUR_S)
+    version = record.digest.removeprefix("sha256:")[:_VERSION_CHARS]
+    who = orjson.dumps([record.tenant, record.adapter, version, record.replica]).decode()
+    counts = {
+        "requests": 1,
+        "prompt_tokens": record.prompt_tokens,
+        "cached_tokens": record.cached_tokens,
+        "completion_tokens": record.completion_tokens,
+        "estimated": int(record.estimated),
+        record.outcome: 1,
+    }
+    words: list[Word] = [_MARK_S, _STREAM_MAX, HOURS_MAX * _HOUR_S, line]
+    for name, count in counts.items():
+        if count:  # an absent field is a zero that takes no memory
+            words += (f"{name} {who}", count)
+    return [f"recorded:{record.request}", _STREAM, _hour_key(hour)], words
+
+
+def _add(
+    sums: dict[tuple[str, ...], dict[str, int]],
+    by: tuple[str, ...],
+    hour: int,
+    fields: dict[str, str],
+) -> None:
+    begins = datetime.fromtimestamp(hour * _HOUR_S, UTC).strftime("%Y-%m-%dT%H:00Z")
+    for field, count in fields.items():
+        name, _, who = field.partition(" ")
+        values = dict(zip(DIMENSIONS, [*orjson.loads(who), begins], strict=True))
+        counts = sums.setdefault(tuple(values[column] for column in by), {})
+        counts[name] = counts.get(name, 0) + int(count)
+
+
+def _row(counts: dict[str, int]) -> dict[str, int]:
+    return {name: counts.get(name, 0) for name in (*_COUNTS, *OUTCOMES)}
+
+
+def _hour_key(hour: int) -> str:
+    return f"usage:{hour}"
