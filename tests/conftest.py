@@ -9,12 +9,23 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from shared.data_dir import default_data_dir
+
 settings.register_profile("ci", max_examples=60, deadline=None, derandomize=True)
 settings.register_profile("dev", max_examples=60, deadline=None)
 settings.register_profile(
     "nightly", max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`--dist loadgroup`: a file's tests share a worker and so its fixtures, as do files that name
+    one group."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(str(item.path)))
 
 
 @pytest.fixture(scope="session")
@@ -25,3 +36,17 @@ def valkey_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder: Path = tmp_path_factory.mktemp("valkey")
     with ValkeyServer(unix_socket_path=folder / "s", port=0, data_dir=folder):
         yield f"unix://{folder / 's'}"
+
+
+@pytest.fixture(scope="session")
+def real_base() -> Path:
+    """SmolLM2-135M-Instruct as a Hugging Face folder: the product's own copy, prepared once."""
+    from replica.demo.base import prepare
+
+    return prepare(default_data_dir(), print)
+
+
+@pytest.fixture(scope="session")
+def real_adapters() -> Path:
+    """The committed demo adapters: a folder each of `shout`, `pirate` and `french`."""
+    return Path(__file__).parent.parent / "replica" / "demo" / "adapters"

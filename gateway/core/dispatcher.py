@@ -1,0 +1,299 @@
+"""The one writer of the gateway's state: events in, decisions out, nothing awaited in between.
+
+    arrive -> queued -> (poll: Dispatch) -> in flight -> finish
+                 \\-> Reject at the door, Evict from the queue        cancel ends either
+
+Every request is in exactly one place, and has at most one outcome:
+
+    arrived = queued + in flight + finished + refused + cancelled
+
+`poll` hands out places while some replica has one: the fair queue says whose turn it is, the router
+where to. A head that cannot be placed is passed over, its line parked until something happens that
+could help: a place comes free on a replica that serves it, a report brings its adapter nearer. A
+head that would start a long load, while a replica that has its adapter is merely busy, is passed
+over too, for at most `warm_wait_s` from its first turn: a short wait beats a long load.
+So a poll costs its decisions and the lines that an event has touched; with no event it looks at
+nothing. After it no request is left that could be placed, but for those patient ones.
+
+What no replica could take even after waiting is refused at once, not held until its time is up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from gateway.core.cost import Cost
+from gateway.core.decisions import Arrival as Arrival
+from gateway.core.decisions import Decision as Decision
+from gateway.core.decisions import Dispatch as Dispatch
+from gateway.core.decisions import Evict as Evict
+from gateway.core.decisions import Placement as Placement
+from gateway.core.decisions import Reject as Reject
+from gateway.core.decisions import RejectReason as RejectReason
+from gateway.core.decisions import ReplicaView as ReplicaView
+from gateway.core.fleet import Fleet
+from gateway.core.fleet import ReplicaState as ReplicaState
+from gateway.core.residency import ResidencyMap
+from gateway.core.ring import AdapterRing
+from gateway.core.router import CandidateTerms as CandidateTerms
+from gateway.core.router import Choice, Router
+from gateway.core.router import Kind as Kind
+from gateway.core.waiting_room import Ticket, WaitingRoom
+from shared.ids import AdapterId, ReplicaId, RequestId, TenantId
+from shared.messages import ReplicaReport
+
+
+class Dispatcher:
+    def __init__(
+        self,
+        *,
+        load_factor: float,
+        load_floor: int,
+        vnodes: int,
+        service_s: float,
+        host_load_s: float,
+        disk_load_s: float,
+        hop_s: float,
+        per_tenant_max: int,
+        ttl_s: float,
+        input_weight: float,
+        output_weight: float,
+        warm_wait_s: float,
+        silence_heartbeats: float,
+    ) -> None:
+        self._ring = AdapterRing(vnodes=vnodes)
+        self._residency = ResidencyMap()
+        self._fleet = Fleet(service_s=service_s, silence_heartbeats=silence_heartbeats)
+        self._router = Router(
+            ring=self._ring,
+            residency=self._residency,
+            fleet=self._fleet,
+            load_factor=load_factor,
+            load_floor=load_floor,
+            host_load_s=host_load_s,
+            disk_load_s=disk_load_s,
+            hop_s=hop_s,
+        )
+        self._room = WaitingRoom(ttl_s=ttl_s)
+        self._cost = Cost(input_weight, output_weight)
+        self._per_tenant_max = per_tenant_max
+        self._warm_wait_s = warm_wait_s
+        self._in_flight: dict[RequestId, Ticket] = {}
+        self._refusals: list[Decision] = []
+        self._shrunk = False  # something is served by fewer
+        self.arrived = self.finished = self.refused = self.cancelled = 0
+
+    # -- events: the fleet
+
+    def replica_added(self, replica: ReplicaId, now: float) -> None:
+        """It takes requests from its first report on."""
+        self._ring.add(replica)
+        self._fleet.add(replica, now)
+
+    def replica_removed(self, replica: ReplicaId, now: float) -> None:
+        """Out of the ring for good: its adapters move. Its requests in flight may still end."""
+        self._ring.remove(replica)
+        self._fleet.remove(replica)
+        self._residency.forget(replica)
+        self._shrunk = True
+
+    def report(self, report: ReplicaReport, now: float) -> bool:
+        """False when it changed nothing: stale, repeated, or of a replica that was not added."""
+        replica = self._fleet.replicas.get(report.replica)
+        if replica is None or (change := self._residency.apply(report, now)) is None:
+            return False
+        was_open, was = replica.open, replica.state
+        self._fleet.report(report, now)
+        if not was_open:
+            self._note_room(report.replica)
+        self._room.note_nearer(change.gained)
+        if change.gone or (replica.state is not was and not self._fleet.hopeful(report.replica)):
+            self._shrunk = True
+        return True
+
+    def replica_lost(self, replica: ReplicaId, now: float) -> None:
+        """Its stream broke or fell silent. It stays in the ring: its adapters come home with it."""
+        if replica in self._fleet.replicas:
+            self._fleet.lose(replica)
+            self._residency.lose(replica)
+            self._shrunk = True
+
+    def drain(self, replica: ReplicaId, now: float) -> None:
+        """Nothing new is sent there."""
+        if replica in self._fleet.replicas:
+            self._fleet.drain(replica, on=True)
+            self._shrunk = True
+
+    def resume(self, replica: ReplicaId, now: float) -> None:
+        if replica in self._fleet.replicas:
+            self._fleet.drain(replica, on=False)
+            self._note_room(replica)
+
+    # -- events: requests
+
+    def arrive(self, arrival: Arrival, now: float) -> None:
+        """Queue it, or refuse it in the next poll."""
+        request = arrival.request
+        assert request not in self._room, f"{request} arrived twice"
+        assert request not in self._in_flight, f"{request} arrived twice"
+        self.arrived += 1
+        if not self._router.hope(arrival.adapter, frozenset()):
+            self._refuse(Reject(request, self._hopeless(arrival.adapter)))
+            return
+        fits = self._room.enter(
+            Ticket(arrival, arrived_at=now, entered_at=now),
+            cost=self._cost.of(arrival.input_tokens, arrival.output_tokens),
+            waiting_max=self._per_tenant_max if arrival.queue_max is None else arrival.queue_max,
+        )
+        if not fits:
+            self._refuse(Reject(request, RejectReason.QUEUE_FULL))
+
+    def cancel(self, request: RequestId, now: float) -> None:
+        """The client left: no decision follows. In flight it ends, at the cost estimated."""
+        if self._room.leave(request):
+            self.cancelled += 1
+        else:
+            self.finish(request, None, None, now)
+
+    def reroute(
+        self, request: RequestId, failed: ReplicaId, now: float, *, suspect: bool = True
+    ) -> None:
+        """It failed before the first byte: back to the front, never there again.
+
+        `suspect` (no answer at all) stops all dispatch there until its next report.
+        """
+        if suspect and failed in self._fleet.replicas:
+            self._fleet.suspect(failed)
+        ticket = self._in_flight.pop(request, None)
+        if ticket is None:
+            return
+        self._note_room(self._fleet.finish(request, now))
+        self._room.come_back(ticket, failed, now)
+        self._shrunk = True
+
+    def finish(
+        self, request: RequestId, input_tokens: int | None, output_tokens: int | None, now: float
+    ) -> None:
+        """The lease ends: its place is free, its tenant is charged what it really cost.
+
+        None keeps the estimate. Harmless for a request that is not in flight.
+        """
+        ticket = self._in_flight.pop(request, None)
+        if ticket is None:
+            return
+        self._note_room(self._fleet.finish(request, now))
+        was = ticket.arrival
+        inputs = was.input_tokens if input_tokens is None else input_tokens
+        outputs = was.output_tokens if output_tokens is None else output_tokens
+        self._room.settle(request, self._cost.of(inputs, outputs))
+        self.finished += 1
+
+    # -- decisions
+
+    def poll(self, now: float) -> list[Decision]:
+        """All that can be decided now, refusals first."""
+        for replica in self._fleet.silent(now):
+            self.replica_lost(replica, now)
+        for request in self._room.expired(now):
+            self._evict(request, RejectReason.EXPIRED)
+        if self._shrunk:
+            self._shrunk = False
+            for ticket in self._room.hopeless(lambda key: self._router.hope(*key)):
+                self._evict(ticket.arrival.request, self._hopeless(ticket.arrival.adapter))
+        self._room.wake(now)
+        decisions, self._refusals = self._refusals, []
+        while self._fleet.open and (head := self._room.first()) is not None:
+            if (dispatch := self._place(head, now)) is not None:
+                decisions.append(dispatch)
+        return decisions
+
+    def next_wakeup(self, now: float) -> float | None:
+        """When to poll although nothing happens: never late, at times early; `now`: at once."""
+        placeable = bool(self._fleet.open) and self._room.first() is not None
+        if self._refusals or self._shrunk or placeable:
+            return now
+        first = min(self._fleet.silence_due(), self._room.next_wakeup(now))
+        return first if first < math.inf else None
+
+    # -- questions
+
+    @property
+    def queued(self) -> int:
+        return len(self._room)
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._in_flight)
+
+    def waiting(self, tenant: TenantId) -> int:
+        """How many of the tenant's requests are queued."""
+        return self._room.waiting(tenant)
+
+    def knows(self, model: str) -> bool:
+        """A base, or an adapter that a replica serves, or did when it was lost (503, not 404)."""
+        return model in self._fleet.bases or self._residency.knows(AdapterId(model))
+
+    def bases(self) -> frozenset[str]:
+        return self._fleet.bases
+
+    def adapters(self) -> Mapping[AdapterId, str]:
+        """What is routable, with its version: served by a replica that is not lost."""
+        return self._residency.adapters()
+
+    def explain(self, adapter: AdapterId | None, now: float) -> tuple[CandidateTerms, ...]:
+        """Every replica with its terms, and why it could not be taken; nothing is sent."""
+        return self._router.explain(adapter, now)
+
+    def view(self, now: float) -> tuple[ReplicaView, ...]:
+        """Every replica, by name."""
+        replicas = self._fleet.replicas
+        return tuple(ReplicaView.of(replicas[r], self._residency.of(r)) for r in sorted(replicas))
+
+    def check(self) -> None:
+        for part in (self._ring, self._residency, self._fleet, self._room):
+            part.check()
+        ended = self.finished + self.refused + self.cancelled
+        assert self.arrived == self.queued + self.in_flight + ended
+        assert not any(request in self._room for request in self._in_flight)
+        assert self._fleet.leases == self._in_flight.keys()
+
+    # -- inside
+
+    def _place(self, ticket: Ticket, now: float) -> Dispatch | None:
+        """Send the head whose turn it is, or pass it over."""
+        key = ticket.key
+        if self._room.stuck(ticket) or (choice := self._router.pick(*key, now)) is None:
+            self._room.pass_over(ticket, self._router.could_take(*key))
+            return None
+        if choice.awaited and choice.new_load_s > self._warm_wait_s:
+            until = ticket.patient_until(now, self._warm_wait_s)
+            if now < until:
+                self._room.pass_over(ticket, choice.awaited, until)
+                return None
+        return self._send(ticket, choice, now)
+
+    def _send(self, ticket: Ticket, choice: Choice, now: float) -> Dispatch:
+        request = ticket.arrival.request
+        self._room.send(ticket)
+        self._fleet.begin(request, choice.replica, ticket.arrival.adapter, now)
+        self._in_flight[request] = ticket
+        where = (choice.replica, choice.kind, choice.digest)
+        return Dispatch(request, Placement(*where, now - ticket.arrived_at, choice.terms))
+
+    def _hopeless(self, adapter: AdapterId | None) -> RejectReason:
+        """While a replica has yet to say what it serves, no adapter is unknown."""
+        known = adapter is None or self._residency.knows(adapter) or self._fleet.incomplete
+        return RejectReason.NO_REPLICA if known else RejectReason.UNKNOWN_MODEL
+
+    def _evict(self, request: RequestId, why: RejectReason) -> None:
+        self._room.leave(request)
+        self._refuse(Evict(request, why))
+
+    def _refuse(self, refusal: Reject | Evict) -> None:
+        self.refused += 1
+        self._refusals.append(refusal)
+
+    def _note_room(self, replica: ReplicaId | None) -> None:
+        if replica is not None and replica in self._fleet.open:
+            self._room.note_room(replica)
