@@ -65,6 +65,13 @@ def split_events(blob: bytes) -> list[bytes]:
     return events
 
 
+def event_at(blob: bytes, at: int) -> tuple[int, int]:
+    """Where the event that holds byte `at` begins and ends, in a blob of whole events."""
+    first = max(_end(blob, b"\n\n", at), _end(blob, b"\r\n\r\n", at))
+    ends = [end for mark in (b"\n\n", b"\r\n\r\n") if (end := _find_end(blob, mark, first))]
+    return first, min(ends, default=len(blob))
+
+
 def event_data(event: bytes) -> bytes | None:
     """The `data:` payload of one event, or None when it has none (a comment)."""
     parts = list(_data_lines(event))
@@ -78,8 +85,8 @@ def _data_lines(event: bytes) -> Iterator[bytes]:
             yield value[1:] if value.startswith(b" ") else value
 
 
-def _end(blob: bytes, mark: bytes) -> int:
-    at = blob.rfind(mark)
+def _end(blob: bytes, mark: bytes, before: int | None = None) -> int:
+    at = blob.rfind(mark, 0, before)
     return at + len(mark) if at >= 0 else 0
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.framing import Events, FrameTooLong, Lines, event_data, split_events
+from shared.framing import Events, FrameTooLong, Lines, event_at, event_data, split_events
 
 line = st.binary(max_size=20).map(lambda raw: raw.replace(b"\n", b"").replace(b"\r", b""))
 event = st.sampled_from(
@@ -44,6 +44,16 @@ def test_events_come_whole_and_together_they_are_the_input(
     for blob in blobs:
         assert not blob or blob.endswith((b"\n\n", b"\r\n\r\n"))
     assert [one for blob in blobs for one in split_events(blob)] == events
+
+
+@given(st.lists(event, min_size=1))
+def test_an_event_is_found_by_any_of_its_bytes(events: list[bytes]) -> None:
+    blob, first = b"".join(events), 0
+    for one in events:
+        last = first + len(one)
+        for at in range(first, last):
+            assert event_at(blob, at) == (first, last)
+        first = last
 
 
 def test_the_payload_of_an_event_is_its_data_lines() -> None:

@@ -1,0 +1,199 @@
+"""The Dispatcher, driven by asyncio: events in at once, decisions out to whoever waits.
+
+Law: every event is followed by one `poll` with no `await` between; every arrival ends in exactly
+one `finish` or `cancel`, whatever happens to its request, because a `Lease` has one exit. Time
+passes by one timer, set to the dispatcher's own `next_wakeup`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final, Self, assert_never
+
+from gateway.core.dispatcher import (
+    Arrival,
+    Decision,
+    Dispatch,
+    Dispatcher,
+    Evict,
+    Placement,
+    Reject,
+    RejectReason,
+)
+from shared.clock import Clock, monotonic
+from shared.ids import ReplicaId, RequestId
+from shared.messages import ReplicaReport
+
+_TICK_S: Final = 0.001  # a timer is not finer than this; waking early would spin
+
+
+class Refused(Exception):
+    """The dispatcher said no: at arrival (`Reject`) or from the queue (`Evict`)."""
+
+    def __init__(self, why: RejectReason) -> None:
+        super().__init__(str(why))
+        self.why = why
+
+
+class Lease:
+    """One request's place in the queue and then at a replica; `async with` gives it back."""
+
+    def __init__(self, pump: Pump, arrival: Arrival) -> None:
+        self._pump = pump
+        self._arrival = arrival
+        self._placement: Placement | None = None
+        self._refused: RejectReason | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._used: tuple[int | None, int | None] = (None, None)
+
+    @property
+    def placement(self) -> Placement:
+        assert self._placement is not None, "the lease holds no place"
+        return self._placement
+
+    def settle(self, input_tokens: int | None, output_tokens: int | None) -> None:
+        """What the request really cost; None keeps the estimate. Told when the lease ends."""
+        self._used = (input_tokens, output_tokens)
+
+    async def __aenter__(self) -> Self:
+        self._pump.arrive(self, self._arrival)
+        await self._placed()
+        return self
+
+    async def retry(self, failed: ReplicaId, *, suspect: bool) -> Placement:
+        """Wait again, first in line, for a replica other than those that failed.
+
+        With `suspect`, nothing is sent to the failed one until it reports again.
+        """
+        self._placement = None
+        self._pump.reroute(self._arrival.request, failed, suspect=suspect)
+        await self._placed()
+        return self.placement
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._close()
+
+    def decided(self, decision: Decision) -> None:
+        match decision:
+            case Dispatch():
+                self._placement = decision.placement
+            case Reject() | Evict():
+                self._refused = decision.why
+            case _:
+                assert_never(decision)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def _placed(self) -> None:
+        if self._placement is None and self._refused is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            except BaseException:  # the client left, or the gateway stops
+                self._used = (0, 0)
+                self._close()
+                raise
+            finally:
+                self._waiter = None
+        if self._refused is not None:
+            self._pump.forget(self._arrival.request)  # the dispatcher has ended it
+            raise Refused(self._refused)
+
+    def _close(self) -> None:
+        """Idempotent: a wait that was cancelled has closed before `async with` does."""
+        if self._pump.forget(self._arrival.request):
+            self._pump.end(self._arrival.request, self._placement, self._used)
+
+
+class Pump:
+    """The one owner of the Dispatcher in a running gateway."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        *,
+        clock: Clock = monotonic,
+        observe: Callable[[Decision], None] = lambda decision: None,
+    ) -> None:
+        self.dispatcher: Final = dispatcher
+        self.clock: Final = clock
+        self._observe = observe
+        self._leases: dict[RequestId, Lease] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+
+    def lease(self, arrival: Arrival) -> Lease:
+        return Lease(self, arrival)
+
+    def replica_added(self, replica: ReplicaId) -> None:
+        self.dispatcher.replica_added(replica, self.clock())
+        self.wake()
+
+    def report(self, report: ReplicaReport) -> bool:
+        """False when it told nothing new."""
+        news = self.dispatcher.report(report, self.clock())
+        if news:
+            self.wake()
+        return news
+
+    def replica_lost(self, replica: ReplicaId) -> None:
+        """Its next report brings it back."""
+        self.dispatcher.replica_lost(replica, self.clock())
+        self.wake()
+
+    def arrive(self, lease: Lease, arrival: Arrival) -> None:
+        self._leases[arrival.request] = lease
+        self.dispatcher.arrive(arrival, self.clock())
+        self.wake()
+
+    def reroute(self, request: RequestId, failed: ReplicaId, *, suspect: bool) -> None:
+        self.dispatcher.reroute(request, failed, self.clock(), suspect=suspect)
+        self.wake()
+
+    def forget(self, request: RequestId) -> bool:
+        return self._leases.pop(request, None) is not None
+
+    def end(
+        self, request: RequestId, placement: Placement | None, used: tuple[int | None, int | None]
+    ) -> None:
+        if placement is None:
+            self.dispatcher.cancel(request, self.clock())
+        else:
+            self.dispatcher.finish(request, *used, self.clock())
+        self.wake()
+
+    def wake(self) -> None:
+        """Take the decisions that are due; call it after changing the dispatcher otherwise."""
+        now = self.clock()
+        for decision in self.dispatcher.poll(now):
+            self._observe(decision)
+            self._leases[decision.request].decided(decision)
+        self._arm(now)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _arm(self, now: float) -> None:
+        due = self.dispatcher.next_wakeup(now)
+        if self._timer is not None:
+            if due is not None and self._timer_at <= due:
+                return  # it fires early at worst, and then arms the right one
+            self._timer.cancel()
+            self._timer = None
+        if due is not None:
+            self._timer_at = due
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(max(due - now, _TICK_S), self._fired)
+
+    def _fired(self) -> None:
+        self._timer = None
+        self.wake()

@@ -1,0 +1,350 @@
+"""What passes from a replica's bytes to a client's socket, and what is left out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from itertools import pairwise
+
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+from scripted import BASE, DONE, USAGE, chunk, chunks, event, read_reply, until, usage_event
+
+from gateway.connection import Headers, ReplyUnfit
+from gateway.relay import Relay
+from gateway.reply import Reply
+from shared.clock import monotonic
+from shared.framing import FrameTooLong
+from shared.messages import Usage
+
+SSE: Headers = [(b"content-type", b"text/event-stream")]
+COUNTED = Usage(prompt_tokens=7, completion_tokens=4, cached_tokens=2)
+ANSWER = b"".join(chunks(BASE))
+
+
+class Flow:
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+    def limit_silence(self, idle_s: float) -> None: ...
+
+
+class Written:
+    """Stands where the reply is: what the relay hands on, before any framing."""
+
+    def __init__(self) -> None:
+        self.data = b""
+        self.blobs: list[bytes] = []
+        self.last = False
+
+    def events(self, blob: bytes, headers: Headers, flow: object, *, last: bool) -> None:
+        assert not self.last, "nothing passes after the end"
+        self.data += blob
+        self.blobs.append(blob)
+        self.last = last
+
+
+def relayed(wire: bytes, *, keep_usage: bool, cuts: list[int] | None = None) -> tuple:
+    reply = Written()
+    relay = Relay(reply, stream=True, keep_usage=keep_usage, clock=monotonic)  # type: ignore[arg-type]
+    relay.head(200, SSE, Flow())
+    edges = [0, *sorted(cut % (len(wire) + 1) for cut in cuts or []), len(wire)]
+    for start, stop in pairwise(edges):
+        if relay.body(wire[start:stop]):
+            break
+    return relay, reply
+
+
+@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n"])
+def test_a_stream_split_at_any_byte_is_the_same(end: bytes) -> None:
+    wire = (ANSWER + usage_event(BASE) + DONE).replace(b"\n\n", end)
+    for at in range(len(wire) + 1):
+        relay, reply = relayed(wire, keep_usage=True, cuts=[at])
+        assert reply.data == wire
+        assert reply.last
+        assert relay.finished
+        assert relay.usage == COUNTED
+        assert relay.data_events == len(chunks(BASE)) + 2
+        assert all(blob.endswith(end) for blob in reply.blobs)
+
+
+@given(cuts=st.lists(st.integers(0, 10_000), max_size=30), keep=st.booleans())
+def test_only_the_usage_event_is_left_out_and_only_when_not_asked_for(
+    cuts: list[int], keep: bool
+) -> None:
+    wire = ANSWER + b": note\n\n" + usage_event(BASE) + DONE
+    relay, reply = relayed(wire, keep_usage=keep, cuts=cuts)
+    assert reply.data == (wire if keep else ANSWER + b": note\n\n" + DONE)
+    assert relay.usage == COUNTED
+    assert relay.finished
+
+
+def test_usage_told_in_every_chunk_is_kept_and_the_last_counts() -> None:
+    said = [
+        event({**chunk(BASE, {"content": "x"}), "usage": {**USAGE, "completion_tokens": n}})
+        for n in range(1, 4)
+    ]
+    relay, reply = relayed(b"".join(said) + DONE, keep_usage=False)
+    assert reply.data == b"".join(said) + DONE
+    assert relay.usage == Usage(prompt_tokens=7, completion_tokens=3, cached_tokens=2)
+
+
+def test_null_usage_is_not_looked_into() -> None:
+    said = event({**chunk(BASE, {"content": "x"}), "usage": None})
+    relay, reply = relayed(said + DONE, keep_usage=False)
+    assert reply.data == said + DONE
+    assert relay.usage is None
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        {"choices": [], "usage": {"prompt_tokens": 0, "completion_tokens": 0}},
+        {"usage": {"prompt_tokens": 0, "completion_tokens": 0}},  # an engine that forgets choices
+    ],
+)
+def test_an_explicit_zero_is_a_fact(tail: dict) -> None:
+    relay, reply = relayed(ANSWER + event(tail) + DONE, keep_usage=False)
+    assert relay.usage == Usage()
+    assert reply.data == ANSWER + DONE
+
+
+def test_text_that_speaks_of_usage_or_of_done_is_text() -> None:
+    words = ('{"usage":{"prompt_tokens":9}}', "data: [DONE]", "[DONE]", "\n\ndata: x\n\n")
+    wire = b"".join(chunks(BASE, words))
+    relay, reply = relayed(wire, keep_usage=False)
+    assert reply.data == wire
+    assert relay.usage is None
+    assert not relay.finished
+    assert relay.data_events == len(words) + 2
+
+
+@pytest.mark.parametrize("done", [b"data: [DONE]\n\n", b"data:[DONE]\r\n\r\n"])
+def test_done_ends_the_reply_at_once(done: bytes) -> None:
+    relay, reply = relayed(ANSWER + done, keep_usage=False)
+    assert reply.last
+    assert relay.finished
+
+
+def test_an_unfinished_event_never_passes() -> None:
+    relay, reply = relayed(ANSWER + b'data: {"choi', keep_usage=False)
+    assert reply.data == ANSWER
+    assert not relay.finished
+
+
+def test_comments_pass_but_are_not_tokens() -> None:
+    relay, reply = relayed(b": queued\n\n: queued\n\n", keep_usage=False)
+    assert reply.data == b": queued\n\n: queued\n\n"
+    assert relay.data_events == 0
+    assert relay.first_at is None
+
+
+def test_the_replicas_own_error_event_is_known() -> None:
+    relay, _ = relayed(ANSWER + event({"error": {"message": "x"}}), keep_usage=False)
+    assert relay.told_error()
+    relay, _ = relayed(ANSWER, keep_usage=False)
+    assert not relay.told_error()
+
+
+def test_an_event_without_end_is_bounded() -> None:
+    relay = Relay(Written(), stream=True, keep_usage=False, clock=monotonic)  # type: ignore[arg-type]
+    relay.head(200, SSE, Flow())
+    for _ in range(63):
+        assert not relay.body(bytes(1 << 16))
+    with pytest.raises(FrameTooLong):
+        relay.body(bytes(1 << 17))
+
+
+def test_a_stream_of_another_type_is_unfit() -> None:
+    relay = Relay(Written(), stream=True, keep_usage=False, clock=monotonic)  # type: ignore[arg-type]
+    with pytest.raises(ReplyUnfit, match="text/html"):
+        relay.head(200, [(b"content-type", b"text/html")], Flow())
+
+
+# The reply on a real socket ---------------------------------------------------------------------
+
+Serve = Callable[[Callable[[Reply], Awaitable[None]]], Awaitable[int]]
+
+
+@pytest.fixture
+async def serve() -> AsyncIterator[Serve]:
+    """A server whose handler writes one reply by hand; gives its port."""
+    runners: list[web.AppRunner] = []
+
+    async def start(write: Callable[[Reply], Awaitable[None]], stall_s: float = 5.0) -> int:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            await request.read()
+            reply = Reply(request, stall_s=stall_s)
+            reply.headers["x-request-id"] = "r1"
+            try:
+                await write(reply)
+            finally:
+                written = reply.close()
+            return written
+
+        app = web.Application()
+        app.router.add_route("*", "/", handle)
+        runner = web.AppRunner(
+            app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1
+        )
+        await runner.setup()
+        runners.append(runner)
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        return site.port
+
+    yield start
+    for runner in runners:
+        await runner.cleanup()
+
+
+async def test_a_stream_and_a_plain_reply_follow_each_other_on_one_connection(serve) -> None:
+    turns = iter(("stream", "plain", "stream"))
+
+    async def write(reply: Reply) -> None:
+        if next(turns) == "plain":
+            return reply.whole(404, [(b"content-type", b"application/json")], b'{"a":1}')
+        reply.events(
+            ANSWER, [*SSE, (b"x-engine", b"e"), (b"connection", b"close")], None, last=False
+        )
+        reply.events(DONE, SSE, None, last=True)
+
+    port = await serve(write)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for kind in ("stream", "plain", "stream"):
+        writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\nhi")
+        status, headers, parts = await read_reply(reader)
+        assert headers[b"x-request-id"] == b"r1"
+        assert b"date" in headers
+        assert b"connection" not in headers
+        if kind == "plain":
+            assert status == b"HTTP/1.1 404 Not Found"
+            assert parts == [b'{"a":1}']
+            assert headers[b"content-type"] == b"application/json"
+        else:
+            assert status == b"HTTP/1.1 200 OK"
+            assert parts == [ANSWER, DONE]
+            assert headers[b"content-type"] == b"text/event-stream"
+            assert headers[b"cache-control"] == b"no-cache"
+            assert headers[b"x-accel-buffering"] == b"no"
+            assert headers[b"x-engine"] == b"e"
+    writer.close()
+
+
+async def test_an_http_1_0_client_gets_plain_bytes_and_a_close(serve) -> None:
+    async def write(reply: Reply) -> None:
+        reply.events(ANSWER, SSE, None, last=False)
+        reply.events(DONE, SSE, None, last=True)
+
+    reader, writer = await asyncio.open_connection("127.0.0.1", await serve(write))
+    writer.write(b"GET / HTTP/1.0\r\n\r\n")
+    _, headers, parts = await read_reply(reader)
+    assert parts == [ANSWER + DONE]
+    assert headers[b"connection"] == b"close"
+    writer.close()
+
+
+async def test_a_client_that_asks_for_close_gets_it(serve) -> None:
+    async def write(reply: Reply) -> None:
+        reply.whole(200, [], b"x")
+
+    reader, writer = await asyncio.open_connection("127.0.0.1", await serve(write))
+    writer.write(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    _, headers, _ = await read_reply(reader)
+    assert headers[b"connection"] == b"close"
+    assert await reader.read() == b""
+    writer.close()
+
+
+async def test_a_waiting_stream_gets_its_head_and_comments_in_time(serve) -> None:
+    loop = asyncio.get_running_loop()
+
+    async def write(reply: Reply) -> None:
+        reply.keep_awake(0.1)
+        await asyncio.sleep(0.35)
+        reply.events(ANSWER, SSE, None, last=False)
+        await asyncio.sleep(0.15)
+        reply.events(DONE, SSE, None, last=True)
+        await asyncio.sleep(0.15)
+
+    reader, writer = await asyncio.open_connection("127.0.0.1", await serve(write))
+    writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+    began = loop.time()
+    await reader.readuntil(b"\r\n\r\n")
+    assert 0.08 < loop.time() - began < 0.2
+    body = await reader.readuntil(b"0\r\n\r\n")
+    assert body.count(b": keep-alive\n\n") == 4  # three before the answer, one within
+    assert body.index(ANSWER) < body.rindex(b": keep-alive") < body.index(DONE)
+    writer.close()
+
+
+async def test_a_failure_inside_a_stream_is_its_last_event(serve) -> None:
+    async def write(reply: Reply) -> None:
+        reply.events(ANSWER, SSE, None, last=False)
+        reply.end(b'data: {"error":{}}\n\n')
+
+    reader, writer = await asyncio.open_connection("127.0.0.1", await serve(write))
+    writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+    _, _, parts = await read_reply(reader)
+    assert parts == [ANSWER, b'data: {"error":{}}\n\n']
+    writer.close()
+
+
+class Held(Flow):
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def pause(self) -> None:
+        self.told.append("pause")
+
+    def resume(self) -> None:
+        self.told.append("resume")
+
+
+async def test_a_slow_reader_holds_the_replica_back_until_it_has_read(serve) -> None:
+    flow, big = Held(), event("x" * (1 << 20))
+
+    async def write(reply: Reply) -> None:
+        count = 0
+        while flow.told != ["pause"]:
+            reply.events(big, SSE, flow, last=False)
+            count += 1
+            assert count < 64, "never paused"
+            await asyncio.sleep(0)
+        await until(lambda: flow.told == ["pause", "resume"])
+        reply.events(DONE, SSE, flow, last=True)
+
+    reader, writer = await asyncio.open_connection("127.0.0.1", await serve(write), limit=1 << 22)
+    writer.transport.pause_reading()
+    writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+    await until(lambda: flow.told == ["pause"])
+    await asyncio.sleep(0.1)
+    assert flow.told == ["pause"]
+    writer.transport.resume_reading()
+    _, _, parts = await read_reply(reader)
+    assert parts[-1] == DONE
+    assert set(parts[:-1]) == {big}
+    writer.close()
+
+
+async def test_a_reader_that_never_reads_is_cut_off(serve) -> None:
+    flow, big, cut = Held(), event("x" * (1 << 20)), asyncio.Event()
+
+    async def write(reply: Reply) -> None:
+        try:
+            while not flow.told:
+                reply.events(big, SSE, flow, last=False)
+                await asyncio.sleep(0)
+            await asyncio.sleep(5)
+        finally:
+            cut.set()
+
+    port = await serve(write, stall_s=0.2)
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.transport.pause_reading()
+    writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+    async with asyncio.timeout(2):
+        await cut.wait()
+    assert flow.told == ["pause", "resume"]
+    writer.close()
