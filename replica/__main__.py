@@ -1,0 +1,117 @@
+"""`python -m replica`: one replica on one port, until SIGTERM.
+
+Standard output gets one line, when the replica serves; the log is JSON on standard error. The first
+SIGTERM or SIGINT drains, the second ends at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+import uvloop
+
+from replica.config import ReplicaConfig
+from replica.engine.model_config import BadBase
+from shared import logs, settings
+
+if TYPE_CHECKING:
+    from replica.app import Replica
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+_EXAMPLE = "python -m replica --base ./base --adapters ./adapters --name replica-0 --port 8001"
+
+
+@app.command(epilog=f"Example: {_EXAMPLE}")
+def main(
+    config: Annotated[Path | None, typer.Option(help="YAML file; flags override it.")] = None,
+    base: Annotated[Path | None, typer.Option(help="Folder of the base model.")] = None,
+    adapters: Annotated[Path | None, typer.Option(help="Root of the adapter store.")] = None,
+    name: Annotated[str | None, typer.Option(help="Stable name of this replica.")] = None,
+    served_name: Annotated[
+        str | None, typer.Option(help="The base's name in `model`; default: its folder's name.")
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one.")] = None,
+    max_loras: Annotated[
+        int | None, typer.Option(help="Slots: adapters in one forward pass.")
+    ] = None,
+    max_lora_rank: Annotated[int | None, typer.Option(help="Highest rank served.")] = None,
+    max_cpu_loras: Annotated[int | None, typer.Option(help="Adapters in host memory.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads; 0: all cores.")] = None,
+    device: Annotated[str | None, typer.Option(help="Torch device: cpu, cuda:0, …")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
+    max_model_len: Annotated[
+        int | None, typer.Option(help="Tokens of prompt and output together.")
+    ] = None,
+    log_level: Annotated[str | None, typer.Option(help="DEBUG, INFO, WARNING, ERROR.")] = None,
+    example_config: Annotated[
+        bool, typer.Option("--example-config", help="Print a commented YAML and exit.")
+    ] = False,
+) -> None:
+    """Serve a base model and its LoRA adapters over OpenAI's HTTP."""
+    if example_config:
+        sys.stdout.write(settings.example(ReplicaConfig))
+        return
+    flags = {
+        "base": base,
+        "adapters": adapters,
+        "name": name,
+        "served_name": served_name,
+        "host": host,
+        "port": port,
+        "max_loras": max_loras,
+        "max_lora_rank": max_lora_rank,
+        "max_cpu_loras": max_cpu_loras,
+        "threads": threads,
+        "device": device,
+        "dtype": dtype,
+        "max_model_len": max_model_len,
+        "log_level": log_level,
+    }
+    given = {key: value for key, value in flags.items() if value is not None}
+    try:
+        replica = _make(config, given)
+    except settings.BadSettings as error:
+        _give_up(str(error), 2)
+    except BadBase as error:
+        _give_up(str(error), 1)
+    uvloop.run(_serve(replica))
+
+
+def _make(path: Path | None, flags: dict[str, Any]) -> Replica:
+    config = settings.load(ReplicaConfig, path, flags=flags)
+    logs.configure(level=config.log_level)
+    from replica.app import Replica  # takes seconds, which help and bad settings need not
+
+    return Replica(config)
+
+
+def _give_up(why: str, code: int) -> Any:
+    sys.stderr.write(f"replica: {why}\n")
+    raise typer.Exit(code)
+
+
+async def _serve(replica: Replica) -> None:
+    ending, hurry = asyncio.Event(), asyncio.Event()
+
+    def signalled() -> None:
+        (hurry if ending.is_set() else ending).set()
+
+    loop = asyncio.get_running_loop()
+    for kind in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(kind, signalled)
+    url = await replica.start()
+    sys.stdout.write(f"loraplex replica {replica.config.name} ready on {url}\n")
+    sys.stdout.flush()
+    await ending.wait()
+    await replica.stop(hurry=hurry)
+
+
+if __name__ == "__main__":
+    app(prog_name="python -m replica")

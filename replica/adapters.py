@@ -1,0 +1,159 @@
+"""Adapters: all that the engine thread does about adapters, besides running them.
+
+It joins three parts: the roster says which names are served from which folder, the cache decides
+which of them are in slots and host memory, the tiers move the weights. Every method runs on the
+engine thread between two steps, but `read`. When one returns, what it changed has been carried out
+(a withdrawn adapter that nobody uses has left its slot and host memory) and `changed` was called.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, assert_never
+
+from replica.core.adapter_cache import AdapterCache
+from replica.core.host_tier import Version
+from replica.engine.adapter_store import HostAdapter
+from replica.engine.runner import Runner
+from replica.errors import BadAdapterRequest
+from replica.metrics import Metrics
+from replica.roster import Fact, Offered, Refused, Roster, Withdrawn
+from replica.tiers import Tiers
+from shared.clock import Clock
+from shared.ids import AdapterId
+
+_log = logging.getLogger(__name__)
+
+RETRY_S: Final = 10.0
+"""An adapter that a disk kept from us is offered again after this long."""
+
+
+class Adapters:
+    def __init__(
+        self,
+        *,
+        base_name: str,
+        cache: AdapterCache,
+        runner: Runner,
+        read: Callable[[AdapterId], HostAdapter],
+        readers: ThreadPoolExecutor,
+        post: Callable[[Callable[[], None]], None],
+        changed: Callable[[], None],
+        metrics: Metrics,
+        clock: Clock,
+    ) -> None:
+        """`read` takes a folder's name, may block and raises BadAdapter; it runs on `readers`."""
+        self._cache = cache
+        self._read_folder = read
+        self._changed = changed
+        self._clock = clock
+        self._roster = Roster(base_name=base_name)
+        self._retry_at: dict[AdapterId, float] = {}
+        self._tiers = Tiers(
+            cache=cache,
+            runner=runner,
+            keeper=self,
+            post=post,
+            readers=readers,
+            metrics=metrics,
+            clock=clock,
+        )
+
+    def carry_out(self) -> None:
+        """What the scheduler's wishes and returned slots have brought about since."""
+        self._tiers.carry_out()
+
+    def scanned(self, found: Mapping[AdapterId, Offered | Refused]) -> None:
+        """What the store holds now."""
+        now = self._clock()
+        for name in [name for name, at in self._retry_at.items() if at <= now]:
+            del self._retry_at[name]
+            self._try_again(name)
+        self._tell_cache(self._roster.scanned(found))
+        self._settle()
+
+    def check_load(self, name: AdapterId, folder: AdapterId, *, in_place: bool) -> None:
+        """Raises BadAdapterRequest: known before the folder is read."""
+        self._roster.check_load(name, folder, in_place=in_place)
+
+    def load(
+        self,
+        name: AdapterId,
+        folder: AdapterId,
+        host: HostAdapter,
+        *,
+        in_place: bool,
+        pinned: bool | None,
+    ) -> None:
+        """Serve what was read from `folder` as `name`. Raises BadAdapterRequest."""
+        self._roster.check_load(name, folder, in_place=in_place)
+        content = Offered(folder, host.digest, host.rank, host.size_bytes)
+        self._tell_cache(self._roster.load(name, folder, content))
+        if self._cache.refusal(name) is not None:  # it failed before; what was read now is whole
+            self._tell_cache(self._roster.again(name))
+        self._tiers.keep((name, host.digest), host)
+        self._settle()
+        if pinned is not None:
+            try:
+                self.pin(name, pinned)
+            except BadAdapterRequest:
+                self.unload(name)
+                raise
+
+    def unload(self, name: AdapterId) -> None:
+        """Raises UnknownAdapter. Sequences that hold it finish on it; nobody else gets it."""
+        self._tell_cache(self._roster.unload(name))
+        self._settle()
+
+    def pin(self, name: AdapterId, on: bool) -> None:
+        """Raises BadAdapterRequest when no further slot may be pinned."""
+        try:
+            self._cache.pin(name, on)
+        except ValueError as error:
+            raise BadAdapterRequest(str(error), param="pinned", code="cannot_pin") from None
+        self._settle()
+
+    def prefetch(self, versions: list[Version]) -> None:
+        """Bring copies to host memory, one after another."""
+        for version in versions:
+            self._tiers.fetch(version)
+
+    # --- for `Tiers`
+
+    def read(self, adapter: AdapterId) -> HostAdapter:
+        return self._read_folder(self._roster.folder_of(adapter))
+
+    def replaced(self, adapter: AdapterId, host: HostAdapter) -> None:
+        content = Offered(adapter, host.digest, host.rank, host.size_bytes)
+        self._tell_cache(self._roster.replaced(adapter, content))
+
+    def lost(self, adapter: AdapterId, *, passing: bool) -> None:
+        if passing:
+            self._retry_at[adapter] = self._clock() + RETRY_S
+        self._changed()
+
+    def _try_again(self, name: AdapterId) -> None:
+        pinned = any(state.adapter == name and state.pinned for state in self._cache.states())
+        facts = self._roster.again(name)
+        self._tell_cache(facts)
+        if facts and pinned:
+            self._cache.pin(name, True)
+
+    def _tell_cache(self, facts: list[Fact]) -> None:
+        for fact in facts:
+            match fact:
+                case Offered(name, digest, rank, size_bytes):
+                    self._cache.offer(name, digest, rank, size_bytes)
+                case Refused(name, reason):
+                    _log.warning("adapter refused", extra={"adapter": name, "reason": reason})
+                    self._cache.failed(name, reason)
+                case Withdrawn(name):
+                    self._cache.withdraw(name)
+                case _:
+                    assert_never(fact)
+
+    def _settle(self) -> None:
+        self._tiers.carry_out()
+        self._changed()

@@ -1,0 +1,169 @@
+"""The composition root: the one place where a replica's objects meet, start and stop.
+
+Making a `Replica` reads the base and may take seconds; it raises BadBase or BadSettings. Then, in
+one event loop: `await start()` gives the URL once the adapter folder was looked through and the
+port listens; `await stop()` drains for `drain_s` at most and takes everything down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+from aiohttp import web
+
+from replica.chat_template import ChatTemplate
+from replica.config import ReplicaConfig
+from replica.control import Control
+from replica.core.adapter_cache import AdapterCache
+from replica.core.pages import PagePool
+from replica.core.scheduler import Scheduler
+from replica.edge import edge
+from replica.engine.adapter_store import AdapterFolder
+from replica.engine.model_config import ModelConfig
+from replica.engine.runner import Runner
+from replica.front import Front
+from replica.handlers import Handlers
+from replica.loop import Engine, EngineLoop
+from replica.metrics import Metrics
+from replica.text import Vocabulary
+from replica.watch import StoreWatch
+from shared.clock import monotonic
+from shared.settings import BadSettings
+from shared.tasks import spawn, stop
+
+_log = logging.getLogger(__name__)
+
+_READERS: Final = 2
+"""Threads that read adapters from disk."""
+
+
+class Replica:
+    def __init__(self, config: ReplicaConfig) -> None:
+        self.config = config
+        model = ModelConfig.from_dir(config.base)
+        _check(config, model)
+        self.metrics = Metrics()
+        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="reader")
+        self._store = AdapterFolder(config.adapters, config.max_lora_rank, model, config.dtype)
+        self.engine = _engine(config, model, self._store, self._readers)
+        loop = EngineLoop(config=config, engine=self.engine, metrics=self.metrics, clock=monotonic)
+        self.front = Front(config=config, loop=loop)
+        self.metrics.describe(lambda: self.front.report, lambda: set(self.front.waiting_adapters))
+        self._vocabulary = Vocabulary(config.base)
+        self._template = ChatTemplate.from_dir(config.base)
+        self._model = model
+        self._watching: asyncio.Task[Any] | None = None
+        self._server: web.AppRunner | None = None
+
+    async def start(self) -> str:
+        """Serve; returns the URL."""
+        watch = StoreWatch(
+            scan=self._store.scan,
+            tell=self.front.scanned,
+            readers=self._readers,
+            every_s=self.config.rescan_s,
+            clock=monotonic,
+        )
+        self.front.start()
+        await watch.refresh()
+        self._watching = spawn(watch.run(), name="watch adapters")
+        # A handler is cancelled when its client goes: that is what ends the client's sequences.
+        self._server = web.AppRunner(
+            self._web(watch), handler_cancellation=True, access_log=None, shutdown_timeout=5
+        )
+        await self._server.setup()
+        await web.TCPSite(self._server, self.config.host, self.config.port, backlog=1024).start()
+        host, port = self._server.addresses[0][:2]
+        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        _log.info("serving", extra={"url": url, "adapters": len(self.front.adapters)})
+        return url
+
+    async def stop(self, *, hurry: asyncio.Event | None = None) -> None:
+        """Refuse what is new, let run what runs until `drain_s` passed or `hurry` is set, end."""
+        _log.info("draining", extra={"deadline_s": self.config.drain_s})
+        self.front.drain(True)
+        quiet = spawn(self.front.quiet(), name="drain")
+        waits = [quiet, *([] if hurry is None else [spawn(hurry.wait(), name="hurry")])]
+        await asyncio.wait(waits, timeout=self.config.drain_s, return_when=asyncio.FIRST_COMPLETED)
+        await stop(*waits)
+        await self.front.close()
+        if self._watching is not None:
+            await stop(self._watching)
+        if self._server is not None:
+            await self._server.cleanup()
+        self._readers.shutdown(wait=False, cancel_futures=True)
+
+    def _web(self, watch: StoreWatch) -> web.Application:
+        app = web.Application(middlewares=[edge], client_max_size=self.config.body_max_bytes)
+        handlers = Handlers(
+            config=self.config,
+            front=self.front,
+            vocabulary=self._vocabulary,
+            template=self._template,
+            vocab_size=self._model.vocab_size,
+            look=watch.look,
+        )
+        control = Control(
+            config=self.config,
+            front=self.front,
+            watch=watch,
+            read=self._store.read,
+            readers=self._readers,
+            metrics=self.metrics,
+        )
+        app.add_routes([*handlers.routes(), *control.routes()])
+        return app
+
+
+def _engine(
+    config: ReplicaConfig, model: ModelConfig, store: AdapterFolder, readers: ThreadPoolExecutor
+) -> Engine:
+    pool = PagePool(pages=config.pages, page_tokens=config.page_tokens)
+    cache = AdapterCache(slots=config.max_loras, host_max=config.max_cpu_loras)
+    scheduler = Scheduler(
+        pool=pool,
+        cache=cache,
+        max_running=config.max_running,
+        max_step_tokens=config.max_step_tokens,
+        eos_ids=model.eos_token_ids,
+        max_model_len=config.max_model_len or model.max_position_embeddings,
+    )
+    runner = Runner(
+        base_dir=config.base,
+        device=config.device,
+        dtype=config.dtype,
+        slots=config.max_loras,
+        max_rank=config.max_lora_rank,
+        pages=config.pages,
+        page_tokens=config.page_tokens,
+        threads=config.threads or os.cpu_count() or 1,
+    )
+    return Engine(
+        scheduler=scheduler,
+        cache=cache,
+        pool=pool,
+        runner=runner,
+        read=store.read,
+        readers=readers,
+    )
+
+
+def _check(config: ReplicaConfig, model: ModelConfig) -> None:
+    """What settings and base must agree on, before anything large is read."""
+    faults = []
+    if not config.adapters.is_dir():
+        faults.append(f"adapters: {config.adapters} is no directory; create it, it may be empty")
+    if config.max_cpu_loras < config.max_loras:
+        faults.append("max_cpu_loras: must be at least max_loras, for slots are filled from there")
+    if config.max_step_tokens < config.max_running:
+        faults.append("max_step_tokens: must be at least max_running, one token a sequence")
+    if config.max_model_len is not None:
+        limit = min(model.max_position_embeddings, config.pages * config.page_tokens)
+        if config.max_model_len > limit:
+            faults.append(f"max_model_len: base and pages allow {limit}")
+    if faults:
+        raise BadSettings("\n".join(faults))

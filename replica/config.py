@@ -1,0 +1,77 @@
+"""The replica's settings: every field with its unit, unknown keys refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from shared.settings import Settings
+
+
+class ReplicaConfig(Settings):
+    base: Path = Field(examples=["./base"])
+    """Folder of the base model as Hugging Face has it: config.json, safetensors, tokenizer.json."""
+    adapters: Path = Field(examples=["./adapters"])
+    """Root of the adapter store: one PEFT folder an adapter. Nothing outside it is ever read."""
+    name: str = Field("replica-0", min_length=1, max_length=128)
+    """Stable name of this replica: gateways hash it, so that a restart moves no adapter."""
+    served_name: str = ""
+    """Name of the base in a request's `model`; empty takes the base folder's name."""
+    host: str = "127.0.0.1"
+    """Address to listen on. 0.0.0.0 inside a container."""
+    port: int = Field(0, ge=0, le=65535)
+    """TCP port; 0 takes a free one, which the ready line names."""
+
+    max_loras: int = Field(4, ge=1)
+    """Slots: adapters that can be in one forward pass."""
+    max_lora_rank: int = Field(64, ge=1)
+    """An adapter of a higher rank is refused."""
+    max_cpu_loras: int = Field(32, ge=1)
+    """Adapters kept in host memory, a copy away from a slot."""
+
+    device: str = "cpu"
+    """Torch device the base runs on."""
+    dtype: str = Field("float32", pattern="^(float32|bfloat16|float16)$")
+    """Type of the base's weights and activations."""
+    threads: int = Field(0, ge=0)
+    """Threads of one forward pass on a CPU; 0 takes as many as there are cores."""
+
+    max_running: int = Field(32, ge=1)
+    """Sequences that run at once; beyond it they wait."""
+    max_waiting: int = Field(256, ge=0)
+    """Sequences that may wait; the next is refused with 503."""
+    max_step_tokens: int = Field(512, ge=1)
+    """Tokens of one forward pass; a longer prompt is computed in chunks."""
+    max_model_len: int | None = Field(None, ge=2)
+    """Tokens of prompt and output together; null takes what base and pages allow."""
+    page_tokens: int = Field(16, ge=1)
+    """Tokens in one page of the key-value pool."""
+    pages: int = Field(512, ge=1)
+    """Pages of the key-value pool."""
+
+    choices_max: int = Field(32, ge=1)
+    """Sequences one request may open (prompts times `n`)."""
+    body_max_bytes: int = Field(10 << 20, ge=1024)
+    """A larger request body is refused with 413."""
+    fleet_token: str = ""
+    """When set, calls that load, unload, pin, prefetch or drain must carry it."""
+
+    rescan_s: float = Field(2, gt=0)
+    """The adapter folder is looked through this often."""
+    report_interval_s: float = Field(0.05, gt=0)
+    """Least time between two residency reports."""
+    heartbeat_s: float = Field(1, gt=0)
+    """Longest silence between two residency reports."""
+    keepalive_s: float = Field(10, gt=0)
+    """A stream that has nothing to send gets an SSE comment this often."""
+    stall_s: float = Field(120, gt=0)
+    """A forward pass that takes longer makes /health fail."""
+    drain_s: float = Field(30, ge=0)
+    """After SIGTERM running sequences get this long."""
+    log_level: str = "INFO"
+    """DEBUG, INFO, WARNING or ERROR."""
+
+    @property
+    def base_name(self) -> str:
+        return self.served_name or self.base.resolve().name

@@ -1,0 +1,239 @@
+"""EngineLoop: the engine thread, and the only place where two threads meet.
+
+The thread owns scheduler, cache, pages, runner and roster: nothing else touches them. Into it goes
+work, as functions on one queue (`post`); out of it come three things, each by a call on the asyncio
+loop: what a step brought (one call a step, however many sequences), a report, and the end of the
+thread if it crashes. Every method but `start`, `post` and `join` runs on the thread.
+
+Laws: every sequence that was added ends, by an event or by `drop`; a disk delays no step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from replica.adapters import Adapters
+from replica.config import ReplicaConfig
+from replica.core.adapter_cache import AdapterCache
+from replica.core.pages import PagePool
+from replica.core.scheduler import Scheduler
+from replica.core.sequence import Finish, Sequence
+from replica.core.step import Progress
+from replica.engine.host_adapter import HostAdapter
+from replica.engine.runner import BROKEN, Runner
+from replica.errors import AdapterLost, BadRequest, ReplicaError, SequenceFailed
+from replica.generation import Event
+from replica.metrics import Metrics
+from replica.reports import Reports
+from shared.clock import Clock
+from shared.ids import AdapterId, ReplicaId
+from shared.messages import ReplicaReport
+
+_log = logging.getLogger(__name__)
+
+_PAUSE_S: Final = 0.002
+"""Before a plan is tried again that found nothing to run."""
+
+
+class Listener(Protocol):
+    """Who hears from the engine, on the asyncio loop."""
+
+    def delivered(self, events: list[Event]) -> None: ...
+    def reported(self, report: ReplicaReport, waiting: tuple[AdapterId, ...]) -> None: ...
+    def crashed(self, reason: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """The parts that the thread drives. `read` may block and raise: it runs on `readers`."""
+
+    scheduler: Scheduler
+    cache: AdapterCache
+    pool: PagePool
+    runner: Runner
+    read: Callable[[AdapterId], HostAdapter]
+    readers: ThreadPoolExecutor
+
+
+class EngineLoop:
+    def __init__(
+        self, *, config: ReplicaConfig, engine: Engine, metrics: Metrics, clock: Clock
+    ) -> None:
+        self._config = config
+        self._scheduler = engine.scheduler
+        self._cache = engine.cache
+        self._pool = engine.pool
+        self._runner = engine.runner
+        self._metrics = metrics
+        self._clock = clock
+        self._boot = uuid.uuid4().hex
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.adapters = Adapters(
+            base_name=config.base_name,
+            cache=engine.cache,
+            runner=engine.runner,
+            read=engine.read,
+            readers=engine.readers,
+            post=self.post,
+            changed=self._changed,
+            metrics=metrics,
+            clock=clock,
+        )
+        self._reports = Reports(
+            draft=self.draft,
+            publish=self._publish,
+            interval_s=config.report_interval_s,
+            heartbeat_s=config.heartbeat_s,
+        )
+        self._live: dict[str, Sequence] = {}
+        self._blocked = False  # the last plan found nothing, though it was thought to
+        self._draining = False
+        self._stopping = False
+        self._step_began_at: float | None = None
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    # --- from any thread
+
+    def start(self, asyncio_loop: asyncio.AbstractEventLoop, listener: Listener) -> None:
+        self._asyncio, self._listener = asyncio_loop, listener
+        self._thread.start()
+
+    def post(self, work: Callable[[], None]) -> None:
+        """Run `work` between two steps, in order of posting."""
+        self._inbox.put(work)
+
+    def join(self, timeout_s: float) -> None:
+        """Let the thread end; one that hangs in a step is left behind."""
+        self.post(self._stop)
+        self._thread.join(timeout_s)
+
+    @property
+    def step_age_s(self) -> float:
+        """How long the step that runs now has been running; 0 between steps."""
+        began_at = self._step_began_at
+        return 0.0 if began_at is None else self._clock() - began_at
+
+    # --- work for the thread
+
+    def add(self, sequences: list[Sequence]) -> None:
+        refused: list[Event] = []
+        for seq in sequences:
+            try:
+                self._scheduler.add(seq, self._clock())
+            except ValueError as error:
+                refused.append(Event(seq.id, finish=Finish.ERROR, error=BadRequest(str(error))))
+            else:
+                self._live[seq.id] = seq
+        if refused:
+            self._tell(lambda: self._listener.delivered(refused))
+
+    def drop(self, seq_id: str) -> None:
+        """Nobody waits for it any more; harmless when it has ended."""
+        if self._live.pop(seq_id, None) is not None:
+            self._scheduler.abort(seq_id, Finish.ABORT, self._clock())
+            self._metrics.ended(Finish.ABORT)
+
+    def drain(self, on: bool) -> None:
+        self._draining = on
+        self._reports.tick(self._clock(), urgent=True)
+
+    def draft(self) -> ReplicaReport:
+        """The replica as it is; `seq` is for `Reports` to set."""
+        return ReplicaReport(
+            replica=ReplicaId(self._config.name),
+            boot=self._boot,
+            seq=0,
+            base=self._config.base_name,
+            slots=self._config.max_loras,
+            capacity=self._config.max_running,
+            running=self._scheduler.running,
+            waiting=self._scheduler.waiting,
+            pages_total=self._pool.pages,
+            pages_free=self._pool.available,
+            max_model_len=self._scheduler.max_model_len,
+            heartbeat_s=self._config.heartbeat_s,
+            draining=self._draining,
+            adapters=self._cache.states(),
+        )
+
+    # --- the thread's own
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._take()
+                self._work()
+        except BaseException as error:
+            _log.exception("engine crashed")
+            reason = f"{type(error).__name__}: {error}"
+            self._tell(lambda: self._listener.crashed(reason))
+
+    def _stop(self) -> None:
+        self._stopping = True
+
+    def _take(self) -> None:
+        """Everything that came in; with nothing to compute, wait for something to come."""
+        now = self._clock()
+        wait_s = max(self._reports.due() - now, 0.0)
+        wakeup = self._scheduler.next_wakeup(now)
+        if wakeup is not None:
+            wait_s = min(wait_s, max(wakeup - now, _PAUSE_S if self._blocked else 0.0))
+        try:
+            work = self._inbox.get(timeout=wait_s) if wait_s else self._inbox.get_nowait()
+            while True:
+                work()
+                work = self._inbox.get_nowait()
+        except queue.Empty:
+            pass
+
+    def _work(self) -> None:
+        self.adapters.carry_out()
+        self._step_began_at = now = self._clock()
+        step = self._scheduler.plan(now)
+        progress = self._scheduler.collect()
+        if step is not None:
+            drawn = self._runner.run(step)
+            tokens = {seq: token for seq, token in drawn.items() if token != BROKEN}
+            then = self._clock()
+            progress += self._scheduler.commit(step, tokens, then)
+            self._metrics.step(step, then - now)
+        self._step_began_at = None
+        self._blocked = step is None and not progress
+        if progress:
+            events = [self._event(item) for item in progress if item.seq in self._live]
+            self._tell(lambda: self._listener.delivered(events))
+        self._reports.tick(self._clock())
+
+    def _event(self, item: Progress) -> Event:
+        seq = self._live[item.seq]
+        error: ReplicaError | None = None
+        if item.finish is not None:
+            del self._live[item.seq]
+            self._metrics.ended(item.finish)
+        if item.finish is Finish.ERROR:
+            lost = seq.adapter is not None and seq.admitted_at is None
+            error = AdapterLost(item.reason, param="model") if lost else SequenceFailed(item.reason)
+        first = item.token is not None and len(seq.output) == 1
+        return Event(item.seq, item.token, item.finish, seq.digest if first else "", error)
+
+    def _changed(self) -> None:
+        """What is servable changed: that is said at once."""
+        self._reports.tick(self._clock(), urgent=True)
+
+    def _publish(self, report: ReplicaReport) -> None:
+        waiting = self._scheduler.waiting_adapters()
+        self._tell(lambda: self._listener.reported(report, waiting))
+
+    def _tell(self, call: Callable[[], None]) -> None:
+        try:
+            self._asyncio.call_soon_threadsafe(call)
+        except RuntimeError:  # the loop is closed: there is nobody left to hear
+            self._stopping = True

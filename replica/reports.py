@@ -1,0 +1,70 @@
+"""When a replica speaks of itself: on change, not too often, and never silent for a heartbeat.
+
+Law: at most one report each `interval_s`; at least one each `heartbeat_s` while `tick` is called
+when `due` says; what changed is said within `interval_s`; `seq` grows by one a report. A change of
+what is servable does not wait for the interval (`urgent`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from shared.messages import ReplicaReport
+
+_PAGE_STEPS = 16
+"""Free pages move with every token; a report is due when they cross a sixteenth of the pool."""
+
+
+class Reports:
+    """Times are the caller's monotonic seconds. `draft` makes a snapshot whose `seq` is ignored."""
+
+    def __init__(
+        self,
+        *,
+        draft: Callable[[], ReplicaReport],
+        publish: Callable[[ReplicaReport], None],
+        interval_s: float,
+        heartbeat_s: float,
+    ) -> None:
+        self._draft = draft
+        self._publish = publish
+        self._interval_s = interval_s
+        self._heartbeat_s = heartbeat_s
+        self._said: ReplicaReport | None = None
+        self._said_at = 0.0
+        self._pending = False
+
+    def tick(self, now: float, *, urgent: bool = False) -> None:
+        """Publish if it is time to."""
+        draft = self._draft()
+        said = self._said
+        if said is None:
+            return self._say(draft, 0, now)
+        self._pending = _notable(draft, said)
+        if urgent or now >= self.due():
+            self._say(draft, said.seq + 1, now)
+        return None
+
+    def due(self) -> float:
+        """When `tick` will publish if nothing else happens."""
+        wait = self._interval_s if self._pending else self._heartbeat_s
+        return self._said_at + wait
+
+    def _say(self, draft: ReplicaReport, seq: int, now: float) -> None:
+        self._said, self._said_at, self._pending = replace(draft, seq=seq), now, False
+        self._publish(self._said)
+
+
+def _notable(new: ReplicaReport, old: ReplicaReport) -> bool:
+    return (
+        new.running != old.running
+        or new.waiting != old.waiting
+        or new.draining != old.draining
+        or _coarse(new) != _coarse(old)
+        or (new.adapters is not old.adapters and new.adapters != old.adapters)
+    )
+
+
+def _coarse(report: ReplicaReport) -> int:
+    return report.pages_free * _PAGE_STEPS // report.pages_total

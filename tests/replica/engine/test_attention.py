@@ -1,0 +1,117 @@
+"""Paged attention against the dense formula, whatever the pages held before."""
+
+from __future__ import annotations
+
+import math
+from random import Random
+
+import pytest
+import torch
+from engine_driver import GREEDY
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from replica.core.step import BASE_SLOT, Row
+from replica.engine.arena import Arena
+from replica.engine.attention import AttentionPlan
+from replica.engine.model_config import ModelConfig
+from replica.engine.tiny import tiny_model
+
+PAGES, PAGE_TOKENS = 96, 4
+
+
+@pytest.fixture(scope="module")
+def grouped(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
+    """Three query heads to a key head."""
+    return tiny_model(tmp_path_factory.mktemp("grouped"), heads=6, kv_heads=2, hidden=48)
+
+
+def _arena(config: ModelConfig) -> Arena:
+    arena = Arena(
+        config=config,
+        pages=PAGES,
+        page_tokens=PAGE_TOKENS,
+        slots=1,
+        max_rank=8,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+    arena.kv[:, :PAGES] = math.nan  # what an earlier sequence may have left
+    return arena
+
+
+def _dense(q: Tensor, k: Tensor, v: Tensor, start: int) -> Tensor:
+    """q [t, heads, d] at positions start.., k and v [length, kv, d] -> [t, heads * d]."""
+    shared = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
+    scores = torch.einsum("thd,lhd->htl", q, k) / math.sqrt(q.shape[-1])
+    late = torch.arange(k.shape[0]) > torch.arange(start, start + q.shape[0])[:, None]
+    weights = scores.masked_fill(late, -math.inf).softmax(-1)
+    return torch.einsum("htl,lhd->thd", weights, v).flatten(1)
+
+
+Chunks = list[list[int]]
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=5), min_size=1, max_size=7),
+    st.randoms(use_true_random=False),
+)
+def test_paged_equals_dense_for_any_chunks_and_pages(
+    grouped: ModelConfig, chunks: Chunks, dice: Random
+) -> None:
+    """Each list is one sequence's chunk lengths; step i computes every sequence's i-th chunk."""
+    config, arena = grouped, _arena(grouped)
+    free = list(range(PAGES))
+    dice.shuffle(free)
+    noise = torch.Generator().manual_seed(len(chunks))
+    heads = config.num_heads + 2 * config.num_kv_heads
+    data = [
+        torch.randn(sum(lengths), heads, config.head_dim, generator=noise) for lengths in chunks
+    ]
+    tables: list[list[int]] = [[] for _ in chunks]
+    for i in range(max(map(len, chunks))):
+        rows, parts = [], []
+        for sequence, lengths in enumerate(chunks):
+            if i >= len(lengths):
+                continue
+            start, end = sum(lengths[:i]), sum(lengths[: i + 1])
+            while len(tables[sequence]) * PAGE_TOKENS < end:
+                tables[sequence].append(free.pop())
+            tokens, pages = (0,) * (end - start), tuple(tables[sequence])
+            rows.append(Row(str(sequence), BASE_SLOT, start, tokens, pages, True, GREEDY, drawn=0))
+            parts.append(data[sequence][start:end])
+        step = torch.cat(parts)
+        plan = AttentionPlan.of(rows, arena)
+        arena.enter(plan.entered)
+        kv = arena.kv[0]
+        new = step[:, config.num_heads :].unflatten(1, (2, config.num_kv_heads))
+        kv.view(-1, *new.shape[1:]).index_copy_(0, plan.writes, new)
+        ours = plan.attend(step[:, : config.num_heads], kv)
+        at = 0
+        for row in rows:
+            whole = data[int(row.seq)][: row.end]
+            q, k, v = (
+                whole[row.start :].split(
+                    [config.num_heads, config.num_kv_heads, config.num_kv_heads], 1
+                )[0],
+                *whole.split([config.num_heads, config.num_kv_heads, config.num_kv_heads], 1)[1:],
+            )
+            theirs = _dense(q, k, v, row.start)
+            torch.testing.assert_close(ours[at : at + len(row.tokens)], theirs, rtol=0, atol=1e-5)
+            at += len(row.tokens)
+
+
+def test_the_padding_page_stays_zero(grouped: ModelConfig) -> None:
+    arena = _arena(grouped)
+    rows = [
+        Row("long", BASE_SLOT, 20, (0,), tuple(range(6)), True, GREEDY, drawn=0),
+        Row("short", BASE_SLOT, 0, (0,), (9,), True, GREEDY, drawn=0),
+    ]
+    plan = AttentionPlan.of(rows, arena)
+    assert plan.entered == (5, 9)
+    arena.enter(plan.entered)
+    assert not arena.kv[:, arena.zero_page].any()
+    assert arena.kv[:, 0].isnan().all()
+    assert not arena.kv[:, 9].any()

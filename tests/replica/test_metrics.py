@@ -1,0 +1,111 @@
+"""Every declared metric moves, and none outlives what it describes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from replica.engine.adapter_store import AdapterFolder, HostAdapter
+from shared.ids import AdapterId
+
+
+async def _scrape(served: Any) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    async with served.http.get(served.url + "/metrics") as reply:
+        assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
+        text = await reply.text()
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def _value(samples: dict[Any, float], name: str, **labels: str) -> float:
+    return samples[name, frozenset(labels.items())]
+
+
+def _info(samples: dict[Any, float]) -> dict[str, str]:
+    [labels] = [labels for name, labels in samples if name == "vllm:lora_requests_info"]
+    return dict(labels)
+
+
+async def test_work_moves_what_counts_it(serve: Any) -> None:
+    served = await serve(max_cpu_loras=2)
+    before = await _scrape(served)
+    for name in ("ada", "bob", "cyd", "bob", "ada"):
+        await served.tokens(name, tokens=6, ignore_eos=True)
+    after = await _scrape(served)
+
+    def grew(name: str, **labels: str) -> float:
+        name = f"loraplex_replica_{name}"
+        return _value(after, name, **labels) - _value(before, name, **labels)
+
+    assert grew("tokens_total", kind="decode") == 25
+    assert grew("tokens_total", kind="prefill") == 5 * 4
+    assert grew("step_seconds_count") == 30
+    assert grew("step_seconds_sum") > 0
+    assert grew("sequences_total", finish="length") == 5
+    assert grew("adapter_load_seconds_count", tier="disk") == 4
+    assert grew("adapter_load_seconds_sum", tier="disk") > 0
+    assert grew("adapter_evictions_total", tier="gpu") == 2
+    assert grew("adapter_evictions_total", tier="host") == 2
+    await served.idle()
+    now = await _scrape(served)
+    assert _value(now, "loraplex_replica_slots") == 2
+    assert _value(now, "loraplex_replica_slots_used") == 2
+    assert _value(now, "loraplex_replica_adapters", status="ready") == 6
+
+
+async def test_a_load_from_host_memory_is_told_from_one_from_disk(serve: Any) -> None:
+    served = await serve()
+    for name in ("ada", "bob", "cyd", "ada"):
+        await served.tokens(name)
+    samples = await _scrape(served)
+    name = "loraplex_replica_adapter_load_seconds_count"
+    assert _value(samples, name, tier="disk") == 3
+    assert _value(samples, name, tier="host") == 1
+
+
+async def test_what_runs_and_waits_shows_and_goes(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, read = threading.Event(), AdapterFolder.read
+
+    def gated(folder: AdapterFolder, adapter: AdapterId) -> HostAdapter:
+        if adapter == "bob":
+            gate.wait(20)
+        return read(folder, adapter)
+
+    monkeypatch.setattr(AdapterFolder, "read", gated)
+    served = await serve(report_interval_s=0.01)
+    await served.tokens("ada")
+    running = asyncio.ensure_future(served.tokens("ada", tokens=2000, ignore_eos=True))
+    waiting = asyncio.ensure_future(served.tokens("bob"))
+    front = served.replica.front
+    await served.until(lambda: front.report.running == 1 and front.report.waiting == 1)
+    samples = await _scrape(served)
+    assert _value(samples, "vllm:num_requests_running", model_name="tiny") == 1
+    assert _value(samples, "vllm:num_requests_waiting", model_name="tiny") == 1
+    await served.until(lambda: front.report.pages_free < front.report.pages_total)
+    samples = await _scrape(served)
+    assert 0 < _value(samples, "vllm:kv_cache_usage_perc", model_name="tiny") < 1
+    assert _info(samples) == {
+        "max_lora": "2",
+        "running_lora_adapters": "ada",
+        "waiting_lora_adapters": "bob",
+    }
+    assert _value(samples, "loraplex_replica_adapters", status="loading") == 1
+    gate.set()
+    await waiting
+    running.cancel()
+    await served.idle()
+    samples = await _scrape(served)
+    assert _info(samples)["running_lora_adapters"] == ""
+    assert _info(samples)["waiting_lora_adapters"] == ""
+    assert _value(samples, "vllm:kv_cache_usage_perc", model_name="tiny") == 0
+    await served.post("/pin", {"adapter": "ada"})
+    assert _value(await _scrape(served), "loraplex_replica_adapters_pinned") == 1
