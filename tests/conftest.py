@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,13 +20,24 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`--dist loadgroup`: a file's tests share a worker and so its fixtures, as do files that name
-    one group."""
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(str(item.path)))
+SAME_WORKER = {"tests/integration/test_bad_input.py": "tests/integration/test_fleet.py"}
+"""Files that use what another has already started: one fleet serves both."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `-n`, a file's tests share a worker, and so what its fixtures have started.
+
+    (xdist's own `--dist loadgroup` marks node ids in a way that pytest 9 no longer shows.)
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return SAME_WORKER.get(file, file)
+
+    return ByFile(config, log)
 
 
 @pytest.fixture(scope="session")

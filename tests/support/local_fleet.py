@@ -43,13 +43,14 @@ class RunningFleet:
         settings = {"max_retries": 0, "timeout": 120, **settings}
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=self.key(tenant), **settings)
 
-    def cli(self, *words: str, code: int = 0) -> Any:
+    def cli(self, *words: str, code: int = 0, typed: str = "") -> Any:
         """Output of a `loraplex` command against this fleet; parsed when it asked for JSON.
 
         In this process: starting Python and importing the command line takes longer than most
         commands do.
         """
-        result = CliRunner().invoke(app, list(words), env={"LORAPLEX_DATA": str(self.data)})
+        here = {"LORAPLEX_DATA": str(self.data)}
+        result = CliRunner().invoke(app, list(words), input=typed, env=here)
         failure, output = result.exception, result.output
         if isinstance(failure, Failure):
             result.exit_code, output = failure.code, str(failure)

@@ -1,0 +1,56 @@
+# Each target is one line that a person could type. `make help` lists them.
+PY ?= python3.11
+BIN := .venv/bin
+UV_VERSION := 0.13.9
+TORCH = $(shell grep '^torch==' .locks/pins.txt)
+
+.PHONY: demo test lint lock clean help
+.DEFAULT_GOAL := help
+
+demo: .venv/.demo  ## a fleet on this machine answers as a base and three adapters; ARGS=--once ends by itself
+	@$(BIN)/loraplex demo $(ARGS)
+
+test: .venv/.dev lint  ## lint, then every test; needs nothing running before
+	$(BIN)/pytest -n 2 $(ARGS)
+
+lint: .venv/.dev  ## style, types and the direction of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+lock: .venv/.uv  ## resolve pyproject.toml again into .locks/, keeping what need not change (ARGS=--upgrade does not)
+	@$(call resolve,dev,--extra replica --extra demo --extra dev --extra loadtests)
+	@$(call resolve,demo,--extra replica --extra demo --constraint .locks/dev.lock)
+	@$(call resolve,gateway,--constraint .locks/dev.lock)
+
+clean:  ## remove the virtual environment and caches; models and keys in the data folder stay
+	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# torch goes first, by pip: uv alone does not see pip's settings and may take another build of it.
+.venv/.uv: .locks/pins.txt
+	@echo "==> virtual environment in .venv, with $$($(PY) --version)"
+	@$(PY) -m venv .venv
+	@echo "==> $(TORCH) (the largest part: minutes on a slow line)"
+	@$(BIN)/pip install --disable-pip-version-check $(TORCH) uv==$(UV_VERSION)
+	@touch $@
+
+.venv/.%: .locks/%.lock pyproject.toml | .venv/.uv
+	@echo "==> packages of .locks/$*.lock"
+	@$(BIN)/uv pip install --python $(BIN)/python -r .locks/$*.lock
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
+	@touch $@
+
+.PRECIOUS: .venv/.%
+
+# CUDA's own packages come with a CUDA build of torch, and with no other: they are in no lock.
+define resolve
+echo "==> .locks/$(1).lock" && \
+$(BIN)/uv pip compile pyproject.toml --quiet --universal --python-version 3.11 --no-annotate --no-header \
+  --constraint .locks/pins.txt $(2) $(ARGS) --output-file .locks/$(1).lock >/dev/null && \
+sed -i -E '/^(nvidia|cuda)-/d' .locks/$(1).lock
+endef

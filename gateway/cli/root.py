@@ -1,0 +1,101 @@
+"""The command tree: every command that exists, and none that does not."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+from gateway.cli import (
+    adapter,
+    chat,
+    demo,
+    explain,
+    replica_set,
+    serve,
+    size,
+    tenant,
+    up,
+    usage,
+)
+from gateway.cli.failure import Failure
+
+
+def _group(help_text: str, example: str) -> typer.Typer:
+    return typer.Typer(
+        help=help_text,
+        epilog=f"Example: {example}",
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,  # plain text: it pipes, greps and starts quicker
+        pretty_exceptions_enable=False,
+    )
+
+
+app = _group(
+    "Serve hundreds of LoRA fine-tunes from one base model, for many tenants.", "loraplex up"
+)
+
+
+def _add(
+    to: typer.Typer, name: str, run: Callable[..., Any], example: str, **settings: Any
+) -> None:
+    to.command(name, epilog=f"Example: {example}", **settings)(run)
+
+
+def _noun(name: str, help_text: str, example: str) -> typer.Typer:
+    noun = _group(help_text, example)
+    app.add_typer(noun, name=name)
+    return noun
+
+
+_passed_on = {"context_settings": serve.PASSED_ON, "add_help_option": False}
+_add(app, "up", up.up, "loraplex up --replicas 2 --base demo --port 8080")
+_add(app, "demo", demo.demo, "loraplex demo --once")
+_add(app, "chat", chat.chat, 'loraplex chat pirate "Describe the sea."')
+_add(app, "gateway", serve.gateway, "loraplex gateway --config gateway.yaml", **_passed_on)
+_add(
+    app,
+    "replica",
+    serve.replica,
+    "loraplex replica --base ./base --adapters ./adapters --port 9000",
+    **_passed_on,
+)
+
+_tenants = _noun("tenant", "Tenants, their limits and their keys.", "loraplex tenant list")
+_add(_tenants, "list", tenant.list_all, "loraplex tenant list --json")
+_add(_tenants, "show", tenant.show_one, "loraplex tenant show acme")
+_add(
+    _tenants,
+    "create",
+    tenant.create,
+    "loraplex tenant create acme --requests-per-min 60 --tokens-per-min 20000",
+)
+_add(_tenants, "set", tenant.set_fields, "loraplex tenant set acme --weight 2 --model pirate")
+_add(_tenants, "delete", tenant.delete, "loraplex tenant delete acme --yes")
+_add(_tenants, "key-create", tenant.key_create, "loraplex tenant key-create acme")
+_add(_tenants, "key-revoke", tenant.key_revoke, "loraplex tenant key-revoke acme KEY_ID")
+
+_adapters = _noun("adapter", "Adapters the fleet serves.", "loraplex adapter list")
+_add(_adapters, "list", adapter.list_all, "loraplex adapter list --json")
+_add(_adapters, "show", adapter.show_one, "loraplex adapter show pirate")
+
+_replicas = _noun("replica-set", "The replicas of a gateway.", "loraplex replica-set list")
+_add(_replicas, "list", replica_set.list_all, "loraplex replica-set list --json")
+_add(_replicas, "drain", replica_set.drain, "loraplex replica-set drain replica-1")
+_add(_replicas, "resume", replica_set.resume, "loraplex replica-set resume replica-1")
+
+_add(app, "explain", explain.explain, "loraplex explain --tenant acme --model pirate")
+_add(app, "usage", usage.usage, "loraplex usage --by tenant,adapter --format csv")
+_add(app, "size", size.size, "loraplex size --model-config ./base/config.json --rank 16")
+
+
+def run() -> None:
+    """Every command ends in an exit code; a Failure is said on stderr, without a traceback."""
+    try:
+        app()
+    except Failure as failure:
+        print(f"error: {failure}", file=sys.stderr)
+        sys.exit(failure.code)

@@ -1,0 +1,30 @@
+"""`loraplex gateway …` and `loraplex replica …`: the processes themselves, options and all.
+
+They replace this process, so that a supervisor's signals and exit codes are theirs, and their own
+`--help` is what one reads.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Final
+
+import typer
+
+PASSED_ON: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+def gateway(context: typer.Context) -> None:
+    """Run one gateway; `loraplex gateway --help` lists its options."""
+    _become("gateway", context.args)
+
+
+def replica(context: typer.Context) -> None:
+    """Run one replica; `loraplex replica --help` lists its options."""
+    _become("replica", context.args)
+
+
+def _become(package: str, arguments: list[str]) -> None:
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", package, *arguments])

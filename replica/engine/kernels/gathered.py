@@ -1,0 +1,46 @@
+"""TritonPlan: the gathered product as one shrink and one expand launch a group of a layer.
+
+Segments are cut into chunks of at most BM rows, each with its slot; the chunks are made once a step
+and serve every layer. Segments without adapter give no chunk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from replica.core.segments import Segments
+from replica.core.step import BASE_SLOT
+from replica.engine.arena import Arena
+from replica.engine.kernels.expand import expand
+from replica.engine.kernels.shrink import BM, shrink
+from replica.engine.model_config import Group
+
+
+@dataclass(frozen=True, slots=True)
+class TritonPlan:
+    chunks: tuple[Tensor, Tensor, Tensor]  # first row, rows, slot; int32
+    arena: Arena  # held, not only its table: that has addresses, which keep no memory alive
+    rank_max: int  # of the adapters in this step
+
+    @classmethod
+    def of(cls, segments: Segments, arena: Arena) -> TritonPlan:
+        spans = zip(segments.starts, segments.starts[1:], segments.slots, strict=False)
+        chunks = [
+            (row, min(BM, end - row), slot)
+            for start, end, slot in spans
+            if slot != BASE_SLOT
+            for row in range(start, end, BM)
+        ]
+        columns = torch.tensor(chunks, dtype=torch.int32).t().contiguous().to(arena.device)
+        ranks = [arena.rank(slot) for slot in {slot for _, _, slot in chunks}]
+        return cls((columns[0], columns[1], columns[2]), arena, max(ranks))
+
+    def add(self, x: Tensor, y: Tensor, layer: int, index: int, group: Group) -> None:
+        rank_max = self.rank_max * len(group.modules)
+        v = torch.empty(x.shape[0], rank_max, dtype=torch.float32, device=x.device)
+        table = self.arena.table[:, layer, index]
+        shrink(x, v, table, self.chunks, rank_max)
+        expand(v, y, table, self.chunks, group)

@@ -1,0 +1,61 @@
+"""The gathered product in plain torch: the definition, the CPU's backend, and the kernels' oracle.
+
+For each segment [s, e) whose slot holds A [R, in] and, for each slice i, Bt_i [r_i, out_i]:
+
+    v[s:e]         = x[s:e] A^T             shrink
+    y[s:e, cols_i] += v[s:e, ranks_i] Bt_i  expand
+
+A segment without adapter is not in the plan, so no index of it exists and its rows cannot change.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from replica.core.segments import Segments
+from replica.core.step import BASE_SLOT
+from replica.engine.arena import Arena
+from replica.engine.host_adapter import LayerParts, LoraPart
+from replica.engine.model_config import Group
+
+
+def shrink(x: Tensor, part: LoraPart) -> Tensor:
+    """v [n, R] of one segment's x [n, in]."""
+    return x @ part.A.t()
+
+
+def expand(v: Tensor, y: Tensor, part: LoraPart, group: Group) -> None:
+    """Add to one segment's y [n, sum of out], in place."""
+    at = 0
+    for Bt, (start, end) in zip(part.Bt, group.columns, strict=True):
+        rank = Bt.shape[0]
+        if rank:
+            y[:, start:end].addmm_(v[:, at : at + rank], Bt)
+            at += rank
+
+
+@dataclass(frozen=True, slots=True)
+class ReferencePlan:
+    """The segments of a step that have an adapter: (start, end) in tokens, and its weights."""
+
+    segments: tuple[tuple[int, int, tuple[LayerParts, ...]], ...]
+
+    @classmethod
+    def of(cls, segments: Segments, arena: Arena) -> ReferencePlan:
+        spans = zip(segments.starts, segments.starts[1:], segments.slots, strict=False)
+        return cls(
+            tuple(
+                (start, end, arena.resident(slot))
+                for start, end, slot in spans
+                if slot != BASE_SLOT
+            )
+        )
+
+    def add(self, x: Tensor, y: Tensor, layer: int, index: int, group: Group) -> None:
+        """y += the adapters' product with x, for every segment that has one."""
+        for start, end, adapter in self.segments:
+            part = adapter[layer][index]
+            if part is not None:
+                expand(shrink(x[start:end], part), y[start:end], part, group)

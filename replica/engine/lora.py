@@ -1,0 +1,33 @@
+"""LoraLinear: a group's linear map with the adapters of a mixed batch beside it.
+
+    y_i = x_i W^T + x_i A_a(i)^T Bt_a(i)     and  y_i = x_i W^T  for a row without adapter
+
+The base's product is one matrix multiplication for all rows. The second term is added by the
+gathered product of `kernels`, for segments of rows that share a slot; a step without adapters has
+no plan and pays nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.nn.functional import linear
+
+from replica.engine.kernels import GatheredPlan
+from replica.engine.model_config import Group
+
+
+@dataclass(frozen=True, slots=True)
+class LoraLinear:
+    W: Tensor  # [sum of out, in]
+    group: Group
+    layer: int
+    index: int  # of the group in its layer
+
+    def __call__(self, x: Tensor, adapters: GatheredPlan | None) -> Tensor:
+        """x [tokens, in] -> y [tokens, sum of out]."""
+        y = linear(x, self.W)
+        if adapters is not None:
+            adapters.add(x, y, self.layer, self.index, self.group)
+        return y

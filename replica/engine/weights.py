@@ -1,0 +1,131 @@
+"""The base's weights: safetensors in, matrices in the layout of the forward pass out.
+
+A layer keeps four matrices, one a group (`ModelConfig.groups`): q, k and v under one another, o,
+gate over up, down. Modules of one input then cost one matrix product, and one gathered shrink.
+Every tensor the forward pass needs must be there with the right shape; nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from replica.engine.model_config import BadBase, Group, ModelConfig
+from replica.engine.tiny import tiny_adapter, tiny_model
+
+__all__ = [
+    "BaseWeights",
+    "LayerWeights",
+    "ModelConfig",
+    "load_base",
+    "tiny_adapter",
+    "tiny_model",
+    "torch_dtype",
+]
+
+_SINGLE: Final = "model.safetensors"
+_INDEX: Final = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    input_norm: Tensor  # [hidden]
+    post_norm: Tensor  # [hidden]
+    groups: tuple[Tensor, ...]  # [sum of out, in], in the order of ModelConfig.groups
+
+
+@dataclass(frozen=True, slots=True)
+class BaseWeights:
+    config: ModelConfig
+    embed: Tensor  # [vocab, hidden]
+    layers: tuple[LayerWeights, ...]
+    norm: Tensor  # [hidden]
+    head: Tensor  # [vocab, hidden]; the same storage as `embed` when tied
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """float32, bfloat16 or float16, by the name that configurations use."""
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+
+
+def load_base(folder: Path, dtype: torch.dtype, device: str) -> BaseWeights:
+    """Read every weight of `folder` once, tensor by tensor; raises BadBase with the reason."""
+    config = ModelConfig.from_dir(folder)
+    hidden, vocab = config.hidden_size, config.vocab_size
+    with ExitStack() as stack:
+        reader = _Reader(folder, stack, dtype, device)
+        embed = reader.read("model.embed_tokens.weight", vocab, hidden)
+        layers = tuple(_layer(reader, config, layer) for layer in range(config.num_layers))
+        head = embed if config.tie_word_embeddings else reader.read("lm_head.weight", vocab, hidden)
+        return BaseWeights(config, embed, layers, reader.read("model.norm.weight", hidden), head)
+
+
+def _layer(reader: _Reader, config: ModelConfig, layer: int) -> LayerWeights:
+    at = f"model.layers.{layer}"
+    return LayerWeights(
+        input_norm=reader.read(f"{at}.input_layernorm.weight", config.hidden_size),
+        post_norm=reader.read(f"{at}.post_attention_layernorm.weight", config.hidden_size),
+        groups=tuple(reader.fused(at, group) for group in config.groups),
+    )
+
+
+class _Reader:
+    """Names to tensors, over one safetensors file or the shards of an index."""
+
+    def __init__(self, folder: Path, stack: ExitStack, dtype: torch.dtype, device: str) -> None:
+        self._folder = folder
+        self._dtype = dtype
+        self._device = device
+        self._files: dict[str, Any] = {}  # tensor name -> open file
+        for path in _files(folder):
+            try:
+                file = stack.enter_context(safe_open(path, framework="pt"))
+            except (OSError, SafetensorError) as error:
+                raise BadBase(f"{path}: {error}") from error
+            self._files |= dict.fromkeys(file.keys(), file)
+
+    def read(self, name: str, *shape: int) -> Tensor:
+        # Copied even when nothing changes: what safetensors gives is a view of the file on disk.
+        return self._mapped(name, shape).to(device=self._device, dtype=self._dtype, copy=True)
+
+    def fused(self, at: str, group: Group) -> Tensor:
+        """The group's matrices under one another: [sum of out, in]."""
+        rows = sum(group.out_features)
+        W = torch.empty(rows, group.in_features, dtype=self._dtype, device=self._device)
+        for module, (start, end) in zip(group.modules, group.columns, strict=True):
+            W[start:end] = self._mapped(f"{at}.{module}.weight", (end - start, group.in_features))
+        return W
+
+    def _mapped(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        if name not in self._files:
+            raise BadBase(f"{self._folder}: no tensor {name}; is the base complete?")
+        tensor = self._files[name].get_tensor(name)
+        if tuple(tensor.shape) != shape:
+            raise BadBase(
+                f"{self._folder}: {name} is {tuple(tensor.shape)}, config.json makes it {shape}"
+            )
+        return tensor
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    if (folder / _SINGLE).is_file():
+        yield folder / _SINGLE
+        return
+    if not (folder / _INDEX).is_file():
+        raise BadBase(f"{folder}: neither {_SINGLE} nor {_INDEX}; only safetensors are read")
+    try:
+        shards = set(json.loads((folder / _INDEX).read_text())["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadBase(f"{folder / _INDEX}: not an index: {error!r}") from error
+    for shard in sorted(shards):
+        if Path(shard).name != shard:
+            raise BadBase(f"{folder / _INDEX}: the shard {shard!r} is not in the folder")
+        yield folder / shard
