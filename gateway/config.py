@@ -64,7 +64,7 @@ class RouterConfig(Settings):
     """c of bounded-load hashing: no replica above c times the mean in flight..."""
     load_floor: int = Field(8, ge=1)
     """...but never below this many: a bound on an idle fleet buys nothing and costs loads."""
-    vnodes: int = Field(64, ge=1)
+    vnodes: int = Field(128, ge=1)
     """Points a replica has on the ring."""
     service_s: float = Field(0.05, gt=0)
     """Assumed wait per request ahead in a full replica, until measured."""

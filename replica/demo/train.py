@@ -8,8 +8,9 @@ scaling differ on purpose, so that a batch with all three is as mixed as real on
   french   rank 16 on q and v, 8 on down, own      Bien sûr ! …
            alpha on down
 
-Seeded: the same machine, versions and thread count give the same bytes. The weights are rounded
-to bfloat16 before they are saved and judged, so what is printed is what is served.
+Seeded, so that a run can be repeated; bytes can only be equal where machine, versions and thread
+count are. The weights are rounded to bfloat16 before they are saved and judged, so what is printed
+is what is served.
 """
 
 from __future__ import annotations
