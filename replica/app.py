@@ -26,7 +26,9 @@ from replica.engine.adapter_store import AdapterFolder
 from replica.engine.model_config import ModelConfig
 from replica.engine.runner import Runner
 from replica.front import Front
+from replica.grammar import Grammars
 from replica.handlers import Handlers
+from replica.intake import Intake
 from replica.loop import Engine, EngineLoop
 from replica.metrics import Metrics
 from replica.text import Vocabulary
@@ -99,12 +101,24 @@ class Replica:
 
     def _web(self, watch: StoreWatch) -> web.Application:
         app = web.Application(middlewares=[edge], client_max_size=self.config.body_max_bytes)
+        intake = Intake(
+            vocabulary=self._vocabulary,
+            vocab_size=self._model.vocab_size,
+            template=self._template,
+            grammars=Grammars(
+                self.config.base,
+                vocab_size=self._model.vocab_size,
+                ends=self._model.eos_token_ids,
+            ),
+            length_max=lambda: self.front.report.max_model_len,
+            choices_max=self.config.choices_max,
+            clock=monotonic,
+        )
         handlers = Handlers(
             config=self.config,
             front=self.front,
             vocabulary=self._vocabulary,
-            template=self._template,
-            vocab_size=self._model.vocab_size,
+            intake=intake,
             look=watch.look,
         )
         control = Control(

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import jinja2.meta
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from replica.errors import BadRequest, Unsupported
+from replica.tool_calls import CLOSING, OPENING
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 _RESERVED = frozenset({"messages", "tools", "documents", *_SPECIAL})
@@ -27,8 +29,12 @@ class ChatTemplate:
     """Renders with what the base folder holds; a base without a template refuses to chat."""
 
     def __init__(self, source: str | None, tokens: Mapping[str, str]) -> None:
-        self._template = _environment().from_string(source) if source is not None else None
+        environment = _environment()
+        self._template = environment.from_string(source) if source is not None else None
+        asks = jinja2.meta.find_undeclared_variables(environment.parse(source or ""))
+        self.knows_tools = "tools" in asks  # else it would drop them without a word
         self._tokens = dict(tokens)
+        self.marks_calls = source is not None and OPENING in source and CLOSING in source
         self._knows_developer = source is not None and "developer" in source
 
     @classmethod
@@ -47,6 +53,7 @@ class ChatTemplate:
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
+        tools: Sequence[Mapping[str, Any]] = (),
         add_generation_prompt: bool = True,
         extra: Mapping[str, Any] | None = None,
     ) -> str:
@@ -61,7 +68,8 @@ class ChatTemplate:
                 f"chat_template_kwargs may not set {', '.join(taken)}.",
                 param="chat_template_kwargs",
             )
-        values: dict[str, Any] = {"tools": None, "documents": None, **self._tokens}
+        values: dict[str, Any] = {"documents": None, **self._tokens}
+        values["tools"] = list(tools) or None
         values["add_generation_prompt"] = add_generation_prompt
         values |= extra
         values["messages"] = [self._message(message) for message in messages]
@@ -76,7 +84,23 @@ class ChatTemplate:
         plain = {key: value for key, value in message.items() if value is not None}
         if plain.get("role") == "developer" and not self._knows_developer:
             plain["role"] = "system"  # OpenAI's newer word for it, unknown to older templates
+        if calls := plain.get("tool_calls"):
+            plain["tool_calls"] = [_call(call) for call in calls]
         return plain
+
+
+def _call(call: Any) -> Any:
+    """Templates want the arguments as an object; clients send them back as the text they got."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])
+    except ValueError:
+        raise BadRequest(
+            "`messages`: the arguments of a tool call are not JSON.", param="messages"
+        ) from None
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 class _Generation(Extension):

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from replica.core.sequence import Finish
+from replica.engine.sampler import Drawn
 from replica.errors import ReplicaError
 
 
@@ -26,6 +27,7 @@ class Event:
     finish: Finish | None = None
     digest: str = ""  # version of the adapter it runs with; on its first token only
     error: ReplicaError | None = None  # with Finish.ERROR
+    drawn: Drawn | None = None  # the token's log-probabilities, if its request wants them
 
 
 class Generation:

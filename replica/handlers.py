@@ -9,8 +9,6 @@ an error event, after which the stream closes without `[DONE]`.
 
 from __future__ import annotations
 
-import asyncio
-import os
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import Final
@@ -18,30 +16,25 @@ from typing import Final
 from aiohttp import web
 
 from replica.answer import Answer, GrowingChoice
-from replica.chat_template import ChatTemplate
 from replica.config import ReplicaConfig
-from replica.core.sequence import Sampling, Sequence
+from replica.core.sequence import Sequence
 from replica.edge import json_response, read_object
-from replica.errors import BadRequest, ContextTooLong, ReplicaError, UnknownModel
+from replica.errors import ReplicaError, UnknownModel
 from replica.front import Front
+from replica.intake import Intake
 from replica.protocol import ChatRequest, CompletionRequest, GenerationRequest, parse_generation
 from replica.replies import Reply
 from replica.text import GrowingText, Vocabulary
-from shared.clock import Clock, monotonic, wall
+from shared.clock import wall
 from shared.ids import AdapterId
 from shared.logs import request_id
 from shared.wire import ADAPTER_VERSION, REQUEST_ID
-
-_LONG_TEXT_CHARS: Final = 16_384
-"""Longer text is encoded on another thread, for it would hold up everybody's tokens."""
 
 _SSE: Final = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",
 }
-
-Tokens = tuple[int, ...]
 
 
 class Handlers:
@@ -53,18 +46,14 @@ class Handlers:
         config: ReplicaConfig,
         front: Front,
         vocabulary: Vocabulary,
-        template: ChatTemplate,
-        vocab_size: int,
+        intake: Intake,
         look: Callable[[], Awaitable[None]],
-        clock: Clock = monotonic,
     ) -> None:
         self._config = config
         self._front = front
         self._vocabulary = vocabulary
-        self._template = template
-        self._vocab_size = vocab_size
+        self._intake = intake
         self._look = look
-        self._clock = clock
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -73,26 +62,13 @@ class Handlers:
         ]
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
-        body = parse_generation(ChatRequest, await read_object(request))
-        adapter = await self._adapter(body.model)
-        text = self._template.render(
-            [message.plain() for message in body.messages],
-            add_generation_prompt=body.add_generation_prompt,
-            extra=body.chat_template_kwargs,
+        return await self._answer(
+            request, parse_generation(ChatRequest, await read_object(request))
         )
-        tokens = await self._encode(text, special=False)
-        return await self._answer(request, body, adapter, [tokens], field="messages")
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         body = parse_generation(CompletionRequest, await read_object(request))
-        adapter = await self._adapter(body.model)
-        prompts = [
-            await self._encode(prompt, special=True)
-            if isinstance(prompt, str)
-            else self._checked(prompt)
-            for prompt in body.prompt
-        ]
-        return await self._answer(request, body, adapter, prompts, field="prompt")
+        return await self._answer(request, body)
 
     async def _adapter(self, model: str) -> AdapterId | None:
         """The adapter that `model` names, None for the base. Raises UnknownModel."""
@@ -104,44 +80,16 @@ class Handlers:
             raise UnknownModel(model)
         return AdapterId(model)
 
-    async def _encode(self, text: str, *, special: bool) -> Tokens:
-        if len(text) > _LONG_TEXT_CHARS:
-            return await asyncio.to_thread(self._vocabulary.encode, text, special=special)
-        return self._vocabulary.encode(text, special=special)
-
-    def _checked(self, tokens: list[int]) -> Tokens:
-        wrong = next((token for token in tokens if not 0 <= token < self._vocab_size), None)
-        if wrong is not None:
-            raise BadRequest(
-                f"`prompt`: {wrong} is no token of this model; they are 0 to "
-                f"{self._vocab_size - 1}.",
-                param="prompt",
-            )
-        return tuple(tokens)
-
-    async def _answer(
-        self,
-        request: web.Request,
-        body: GenerationRequest,
-        adapter: AdapterId | None,
-        prompts: list[Tokens],
-        *,
-        field: str,
-    ) -> web.StreamResponse:
-        opened = len(prompts) * body.n
-        if opened > self._config.choices_max:
-            raise BadRequest(
-                f"`n`: {len(prompts)} prompts times {body.n} are {opened} choices; at most "
-                f"{self._config.choices_max} are allowed.",
-                param="n",
-            )
+    async def _answer(self, request: web.Request, body: GenerationRequest) -> web.StreamResponse:
+        adapter = await self._adapter(body.model)
         reply = Reply(
             chat=isinstance(body, ChatRequest),
             model=body.model,
             created=int(wall()),
             with_usage=body.stream and body.stream_options.include_usage,
+            spell=None if body.top_wanted is None else self._vocabulary.spell,
         )
-        sequences = self._sequences(reply.id, body, adapter, prompts, field)
+        sequences = await self._intake.sequences(reply.id, body, adapter)
         with self._front.generate(sequences) as generation:
             answer = Answer(
                 reply=reply,
@@ -149,6 +97,8 @@ class Handlers:
                 generation=generation,
                 choices=[self._choice(at, seq, body) for at, seq in enumerate(sequences)],
                 keepalive_s=self._config.keepalive_s,
+                n=body.n,
+                candidates=body.candidates,
                 include_usage=body.stream_options.include_usage,
                 continuous_usage=body.stream_options.continuous_usage_stats,
             )
@@ -158,61 +108,16 @@ class Handlers:
             response.headers[ADAPTER_VERSION] = answer.digest or ""
             return response
 
-    def _sequences(
-        self,
-        reply_id: str,
-        body: GenerationRequest,
-        adapter: AdapterId | None,
-        prompts: list[Tokens],
-        field: str,
-    ) -> list[Sequence]:
-        now = self._clock()
-        sequences: list[Sequence] = []
-        for prompt in prompts:
-            room = self._room(body, len(prompt), field)
-            for choice in range(body.n):
-                sampling = self._sampling(body, room, choice)
-                seq_id = f"{reply_id}-{len(sequences)}"
-                sequences.append(Sequence(seq_id, adapter, prompt, sampling, now))
-        return sequences
-
-    def _room(self, body: GenerationRequest, prompt_tokens: int, field: str) -> int:
-        """Tokens this request may draw after its prompt."""
-        if prompt_tokens == 0:
-            raise BadRequest(f"`{field}`: has no tokens.", param=field)
-        limit = self._front.report.max_model_len
-        room = limit - prompt_tokens
-        wanted = body.tokens_max
-        if room < 1 or (wanted or 0) > room:
-            named = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-            asked = "" if wanted is None else f" and {wanted} in the completion"
-            raise ContextTooLong(
-                f"This model's maximum context length is {limit} tokens. Your request has "
-                f"{prompt_tokens} in the {field}{asked}. Reduce one of them.",
-                param=field if room < 1 else named,
-            )
-        return wanted or room
-
-    def _sampling(self, body: GenerationRequest, room: int, choice: int) -> Sampling:
-        """Without a seed the dice come from the system at admission, one throw a choice."""
-        seed = int.from_bytes(os.urandom(8)) if body.seed is None else body.seed + choice
-        return Sampling(
-            max_tokens=room,
-            temperature=body.temperature,
-            top_p=body.top_p,
-            top_k=max(body.top_k, 0),
-            min_p=body.min_p,
-            presence_penalty=body.presence_penalty,
-            frequency_penalty=body.frequency_penalty,
-            seed=seed,
-            stop_token_ids=frozenset(body.stop_token_ids),
-            ignore_eos=body.ignore_eos,
-        )
-
     def _choice(self, index: int, seq: Sequence, body: GenerationRequest) -> GrowingChoice:
-        text = GrowingText(self._vocabulary, stops=body.stop, skip_special=body.skip_special_tokens)
-        prompt_tokens = len(seq.prompt) if index % body.n == 0 else 0
-        return GrowingChoice(index, seq.id, text, prompt_tokens)
+        text = GrowingText(
+            self._vocabulary,
+            stops=body.stop,
+            skip_special=body.skip_special_tokens,
+            min_tokens=body.min_tokens,
+        )
+        prompt_tokens = len(seq.prompt) if index % body.candidates == 0 else 0
+        echo, tools = self._intake.echo(body, index), self._intake.tool_calls(body)
+        return GrowingChoice(index, seq.id, text, prompt_tokens, echo, tools)
 
 
 async def _stream(request: web.Request, answer: Answer) -> web.StreamResponse:

@@ -15,7 +15,7 @@ import logging
 import queue
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -28,7 +28,7 @@ from replica.core.scheduler import Scheduler
 from replica.core.sequence import Finish, Sequence
 from replica.core.step import Progress
 from replica.engine.host_adapter import HostAdapter
-from replica.engine.runner import BROKEN, Runner
+from replica.engine.runner import BROKEN, Drawn, Runner
 from replica.errors import AdapterLost, BadRequest, ReplicaError, SequenceFailed
 from replica.generation import Event
 from replica.metrics import Metrics
@@ -197,22 +197,27 @@ class EngineLoop:
     def _work(self) -> None:
         self.adapters.carry_out()
         self._step_began_at = now = self._clock()
+        drawn: Mapping[str, Drawn] = {}
         step = self._scheduler.plan(now)
         progress = self._scheduler.collect()
         if step is not None:
-            drawn = self._runner.run(step)
-            tokens = {seq: token for seq, token in drawn.items() if token != BROKEN}
+            drawn = self._runner.run_with_logprobs(step)
+            tokens = {seq: each.token for seq, each in drawn.items() if each.token != BROKEN}
             then = self._clock()
             progress += self._scheduler.commit(step, tokens, then)
             self._metrics.step(step, then - now)
         self._step_began_at = None
         self._blocked = step is None and not progress
         if progress:
-            events = [self._event(item) for item in progress if item.seq in self._live]
+            events = [
+                self._event(item, drawn.get(item.seq))
+                for item in progress
+                if item.seq in self._live
+            ]
             self._tell(lambda: self._listener.delivered(events))
         self._reports.tick(self._clock())
 
-    def _event(self, item: Progress) -> Event:
+    def _event(self, item: Progress, drawn: Drawn | None) -> Event:
         seq = self._live[item.seq]
         error: ReplicaError | None = None
         if item.finish is not None:
@@ -222,7 +227,8 @@ class EngineLoop:
             lost = seq.adapter is not None and seq.admitted_at is None
             error = AdapterLost(item.reason, param="model") if lost else SequenceFailed(item.reason)
         first = item.token is not None and len(seq.output) == 1
-        return Event(item.seq, item.token, item.finish, seq.digest if first else "", error)
+        scored = drawn if item.token is not None and drawn and drawn.logprob is not None else None
+        return Event(item.seq, item.token, item.finish, seq.digest if first else "", error, scored)
 
     def _changed(self) -> None:
         """What is servable changed: that is said at once."""

@@ -1,9 +1,9 @@
 """OpenAI request bodies: read once, every fault named by its field, nothing ignored in silence.
 
 Four classes of field:
-- those we do: typed and ranged below;
+- those we do: typed and ranged below, brought to one form by `fields.py`;
 - those that would select weights or a cache namespace besides `model`: refused, always;
-- those we know and do not do: refused, unless their value asks for nothing;
+- those we know and do not do: refused, unless their value asks for nothing (`refused.py`);
 - the rest (`user`, `metadata`, `store`, what we never heard of): let through without effect.
 """
 
@@ -24,119 +24,11 @@ from pydantic import (
     field_validator,
 )
 
+from replica import fields
 from replica.errors import BadRequest, Unsupported
+from replica.refused import refuse
 
-STOPS_MAX: Final = 4
-STOP_CHARS_MAX: Final = 1024
-PROMPTS_MAX: Final = 128
-
-WEIGHT_FIELDS: Final = frozenset(
-    {
-        "adapter",
-        "adapter_id",
-        "adapter_source",
-        "cache_namespace",
-        "cache_salt",
-        "extra_key",
-        "id_slot",
-        "lora",
-        "lora_adapter",
-        "lora_id",
-        "lora_int_id",
-        "lora_modules",
-        "lora_name",
-        "lora_path",
-        "lora_request",
-        "merged_adapters",
-    }
-)
-"""Ways other servers have of choosing weights or cache. Here `model` alone does."""
-
-_NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
-    "audio": (),
-    "best_of": (1,),
-    "chat_template": ("",),
-    "continue_final_message": (False,),
-    "documents": ([],),
-    "echo": (False,),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
-    "grammar": ("",),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "include_stop_str_in_output": (False,),
-    "json_schema": (),
-    "length_penalty": (1, 1.0),
-    "logit_bias": ({},),
-    "logits_processors": ([],),
-    "logprobs": (False,),
-    "min_tokens": (0,),
-    "modalities": (["text"],),
-    "prompt_logprobs": (),
-    "reasoning_effort": ("none",),
-    "regex": ("",),
-    "repetition_penalty": (1, 1.0),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
-    "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "top_logprobs": (0,),
-    "truncate_prompt_tokens": (),
-    "typical_p": (1, 1.0),
-    "use_beam_search": (False,),
-    "verbosity": ("medium",),
-    "web_search_options": (),
-}
-"""Known and not done, with the values (besides null) that ask for nothing."""
-
-
-def _stops(value: Any) -> Any:
-    if value is None:
-        return []
-    stops = [value] if isinstance(value, str) else value
-    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
-        raise ValueError(f"must be a string or a list of at most {STOPS_MAX} strings")
-    if len(stops) > STOPS_MAX:
-        raise ValueError(f"has {len(stops)} strings; at most {STOPS_MAX} are allowed")
-    if any(len(stop) > STOP_CHARS_MAX for stop in stops):
-        raise ValueError(f"has a string of more than {STOP_CHARS_MAX} characters")
-    return [stop for stop in stops if stop]
-
-
-def _content(value: Any) -> Any:
-    """A string as it is; a parts array as its texts, one below the other."""
-    if value is None or isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise ValueError("must be a string or an array of parts")
-    texts = []
-    for index, part in enumerate(value):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text" or not isinstance(part.get("text"), str):
-            raise ValueError(f"part {index} is not text: this model reads text only")
-        texts.append(part["text"])
-    return "\n".join(texts)
-
-
-def _prompts(value: Any) -> list[str | list[int]]:
-    """A string, strings, token ids, or lists of token ids: one prompt each."""
-    if isinstance(value, str) or _is_tokens(value):
-        value = [value]
-    if not isinstance(value, list) or not value:
-        raise ValueError("must be a string, a list of strings, token ids, or lists of token ids")
-    if len(value) > PROMPTS_MAX:
-        raise ValueError(f"has {len(value)} prompts; at most {PROMPTS_MAX} are allowed")
-    for index, prompt in enumerate(value):
-        if not isinstance(prompt, str) and not _is_tokens(prompt):
-            raise ValueError(f"item {index} is neither a string nor a non-empty list of token ids")
-    return value
-
-
-def _is_tokens(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
+LOGPROBS_MAX: Final = 20
 
 
 def _or(default: Any) -> BeforeValidator:
@@ -155,7 +47,9 @@ class StreamOptions(Body):
 
 class Message(Body):
     role: str = Field(min_length=1, max_length=64)
-    content: Annotated[str | None, BeforeValidator(_content)] = Field(None, validate_default=True)
+    content: Annotated[str | None, BeforeValidator(fields.content)] = Field(
+        None, validate_default=True
+    )
 
     @field_validator("content")
     @classmethod
@@ -183,25 +77,102 @@ class GenerationRequest(Body):
     min_p: Annotated[float, _or(0.0)] = Field(0.0, ge=0, le=1)
     presence_penalty: Annotated[float, _or(0.0)] = Field(0.0, ge=-2, le=2)
     frequency_penalty: Annotated[float, _or(0.0)] = Field(0.0, ge=-2, le=2)
+    repetition_penalty: Annotated[float, _or(1.0)] = Field(1.0, gt=0, le=10)
+    logit_bias: Annotated[tuple[tuple[int, float], ...], BeforeValidator(fields.logit_bias)] = ()
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
-    stop: Annotated[list[str], BeforeValidator(_stops)] = Field(default_factory=list)
+    stop: Annotated[list[str], BeforeValidator(fields.stops)] = Field(default_factory=list)
     stop_token_ids: Annotated[list[int], _or([])] = Field(default_factory=list, max_length=64)
     ignore_eos: Annotated[bool, _or(False)] = False
+    min_tokens: Annotated[int, _or(0)] = Field(0, ge=0, lt=1 << 31)
+    response_format: Annotated[dict[str, Any] | None, BeforeValidator(fields.format_schema)] = None
+    guided_json: Annotated[dict[str, Any] | None, BeforeValidator(fields.guided_schema)] = None
     skip_special_tokens: Annotated[bool, _or(True)] = True
 
     @property
     def tokens_max(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens
 
+    @property
+    def candidates(self) -> int:
+        """Choices that are generated for each prompt; `n` of them are returned."""
+        return self.n
+
+    @property
+    def top_wanted(self) -> int | None:
+        """Alternatives a token to report; None: no log-probabilities."""
+        return None
+
+    @property
+    def schema_field(self) -> str:
+        """The field that has a JSON schema for the reply; empty if none does."""
+        asked = ("response_format", "guided_json")
+        return next((field for field in asked if getattr(self, field) is not None), "")
+
+    def check(self) -> None:
+        """What fields ask of each other. Raises BadRequest."""
+        if self.tokens_max is not None and self.min_tokens > self.tokens_max:
+            raise _clash("min_tokens", f"is more than the limit of {self.tokens_max} tokens")
+        if field := self.schema_field:
+            if self.guided_json is not None and field != "guided_json":
+                raise _clash("guided_json", f"cannot be combined with `{field}`")
+            if self.ignore_eos:
+                raise _clash("ignore_eos", f"cannot be combined with `{field}`, which has an end")
+            if self.min_tokens:
+                raise _clash("min_tokens", f"cannot be combined with `{field}`, which has an end")
+
 
 class ChatRequest(GenerationRequest):
     messages: list[Message] = Field(min_length=1)
     add_generation_prompt: Annotated[bool, _or(True)] = True
     chat_template_kwargs: Annotated[dict[str, Any], _or({})] = Field(default_factory=dict)
+    logprobs: Annotated[bool, _or(False)] = False
+    top_logprobs: Annotated[int, _or(0)] = Field(0, ge=0, le=LOGPROBS_MAX)
+    tools: Annotated[list[dict[str, Any]], BeforeValidator(fields.tools)] = Field(
+        default_factory=list
+    )
+    parallel_tool_calls: Annotated[bool, _or(True)] = True
+
+    @property
+    def offered_tools(self) -> list[dict[str, Any]]:
+        """What the template is to show; `refused.py` lets no forced choice come this far."""
+        return [] if (self.model_extra or {}).get("tool_choice") == "none" else self.tools
+
+    @property
+    def top_wanted(self) -> int | None:
+        return self.top_logprobs if self.logprobs else None
+
+    def check(self) -> None:
+        super().check()
+        if self.top_logprobs and not self.logprobs:
+            raise _clash("top_logprobs", "needs `logprobs` to be true")
 
 
 class CompletionRequest(GenerationRequest):
-    prompt: Annotated[list[str | list[int]], PlainValidator(_prompts)]
+    prompt: Annotated[list[str | list[int]], PlainValidator(fields.prompts)]
+    logprobs: int | None = Field(None, ge=0, le=LOGPROBS_MAX)
+    echo: Annotated[bool, _or(False)] = False
+    best_of: int | None = Field(None, ge=1, le=128)
+
+    @property
+    def candidates(self) -> int:
+        return self.best_of or self.n
+
+    @property
+    def top_wanted(self) -> int | None:
+        return self.logprobs
+
+    def check(self) -> None:
+        super().check()
+        if self.candidates < self.n:
+            raise _clash("best_of", f"must be at least `n`, which is {self.n}")
+        if self.candidates > self.n and self.stream:
+            raise _clash("best_of", "cannot be streamed: the best is known at the end")
+        if self.echo and self.logprobs is not None:
+            raise Unsupported(
+                "`echo`: log-probabilities of the prompt are not supported by this replica; send "
+                "`echo` or `logprobs`.",
+                param="echo",
+            )
 
 
 B = TypeVar("B", bound=BaseModel)
@@ -240,23 +211,14 @@ def parse(kind: type[B], raw: Mapping[str, Any]) -> B:
 
 def parse_generation(kind: type[G], raw: Mapping[str, Any]) -> G:
     """A request to generate: first what it must not ask for, then what it asks for."""
-    for field, value in raw.items():
-        if value is None:
-            continue
-        if field in WEIGHT_FIELDS:
-            raise BadRequest(
-                f"`{field}` is not allowed: `model` alone selects weights and cache.",
-                param=field,
-                code="field_not_allowed",
-            )
-        if field in _NEUTRAL and not _asks_for_nothing(field, value):
-            raise Unsupported(f"`{field}` is not supported by this replica.", param=field)
-    return parse(kind, raw)
+    refuse(raw, own=kind.model_fields.keys())
+    body = parse(kind, raw)
+    body.check()
+    return body
 
 
-def _asks_for_nothing(field: str, value: Any) -> bool:
-    encoded = orjson.dumps(value)  # 0 and False are equal in Python, not in JSON
-    return any(encoded == orjson.dumps(neutral) for neutral in _NEUTRAL[field])
+def _clash(param: str, text: str) -> BadRequest:
+    return BadRequest(f"`{param}` {text}.", param=param)
 
 
 def _param(loc: tuple[int | str, ...]) -> str:

@@ -2,7 +2,8 @@
 
 All chunks of a stream share `id`, `created`, `model` (what the request said) and
 `system_fingerprint` (base name and the digest of the adapter's version), so all but the choice is
-encoded once. A usage chunk has `choices: []` and exists only when asked for; the other chunks
+encoded once. Log-probabilities travel with the text of their tokens, or with none if it has none
+yet. A usage chunk has `choices: []` and exists only when asked for; the other chunks
 then say `usage: null`.
 """
 
@@ -15,6 +16,8 @@ from typing import Any, Final
 
 import orjson
 
+from replica.logprobs import Scored, Spell, chat_logprobs, completion_logprobs
+from replica.tool_calls import ToolCall
 from shared.messages import Usage
 
 DONE: Final = b"data: [DONE]\n\n"
@@ -28,6 +31,8 @@ class Choice:
     index: int
     text: str
     finish_reason: str
+    scored: Sequence[Scored] = ()
+    calls: Sequence[ToolCall] = ()
 
 
 def fingerprint(base: str, digest: str) -> str:
@@ -45,14 +50,35 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 
 class Reply:
-    """Builder of one request's bytes. `chat` says which of the two endpoints asked."""
+    """Builder of one request's bytes. `chat` says which of the two endpoints asked.
 
-    __slots__ = ("_chat", "_created", "_head", "_id", "_model", "_null_usage", "fingerprint")
+    `spell` is given when the client asked for log-probabilities.
+    """
 
-    def __init__(self, *, chat: bool, model: str, created: int, with_usage: bool = False) -> None:
+    __slots__ = (
+        "_chat",
+        "_created",
+        "_head",
+        "_id",
+        "_model",
+        "_null_usage",
+        "_spell",
+        "fingerprint",
+    )
+
+    def __init__(
+        self,
+        *,
+        chat: bool,
+        model: str,
+        created: int,
+        with_usage: bool = False,
+        spell: Spell | None = None,
+    ) -> None:
         self._chat = chat
         self._id = ("chatcmpl-" if chat else "cmpl-") + uuid.uuid4().hex
         self._created = created
+        self._spell = spell
         self._model = model
         self._null_usage = b',"usage":null' if with_usage else b""
         self._head = b""
@@ -74,8 +100,21 @@ class Reply:
             return b""
         return self._chunk(index, {"role": "assistant", "content": ""}, None, usage)
 
-    def text(self, index: int, text: str, usage: Usage | None = None) -> bytes:
-        return self._chunk(index, {"content": text} if self._chat else text, None, usage)
+    def text(
+        self, index: int, text: str, usage: Usage | None = None, scored: Sequence[Scored] = ()
+    ) -> bytes:
+        """Nothing at all if there is neither text nor a log-probability to tell."""
+        if not text and not (scored and self._spell):
+            return b""
+        content = {"content": text} if self._chat else text
+        return self._chunk(index, content, None, usage, scored)
+
+    def calls(self, index: int, calls: Sequence[ToolCall], usage: Usage | None = None) -> bytes:
+        """Each call whole: clients join the pieces of its arguments, and one piece is enough."""
+        if not calls:
+            return b""
+        whole = [{"index": call.index, **call.plain()} for call in calls]
+        return self._chunk(index, {"tool_calls": whole}, None, usage)
 
     def end(self, index: int, finish_reason: str, usage: Usage | None = None) -> bytes:
         return self._chunk(index, {} if self._chat else "", finish_reason, usage)
@@ -101,20 +140,36 @@ class Reply:
         }
 
     def _chunk(
-        self, index: int, content: dict[str, str] | str, finish: str | None, usage: Usage | None
+        self,
+        index: int,
+        content: dict[str, Any] | str,
+        finish: str | None,
+        usage: Usage | None,
+        scored: Sequence[Scored] = (),
     ) -> bytes:
         choice: dict[str, Any] = {"index": index, "delta" if self._chat else "text": content}
-        choice |= {"logprobs": None, "finish_reason": finish}
+        choice |= {"logprobs": self._logprobs(scored), "finish_reason": finish}
         tail = self._null_usage if usage is None else b',"usage":' + _dump(usage)
         return self._head + b',"choices":[' + orjson.dumps(choice) + b"]" + tail + b"}\n\n"
 
     def _choice(self, choice: Choice) -> dict[str, Any]:
         content: dict[str, Any] = {"text": choice.text}
         if self._chat:
-            message = {"role": "assistant", "content": choice.text, "refusal": None}
+            message: dict[str, Any] = {"role": "assistant", "content": choice.text}
+            message["refusal"] = None
+            if choice.calls:
+                message["content"] = choice.text or None
+                message["tool_calls"] = [call.plain() for call in choice.calls]
             content = {"message": message}
-        ending = {"logprobs": None, "finish_reason": choice.finish_reason}
+        logprobs = self._logprobs(choice.scored)
+        ending = {"logprobs": logprobs, "finish_reason": choice.finish_reason}
         return {"index": choice.index, **content, **ending}
+
+    def _logprobs(self, scored: Sequence[Scored]) -> dict[str, Any] | None:
+        if self._spell is None or not scored:
+            return None
+        shape = chat_logprobs if self._chat else completion_logprobs
+        return shape(scored, self._spell)
 
 
 def _dump(usage: Usage) -> bytes:

@@ -19,6 +19,9 @@ from typing import Final
 
 from tokenizers import Tokenizer
 
+from replica.spelling import Spelling
+from replica.stop_strings import StopStrings
+
 _BROKEN: Final = "\ufffd"
 _TAIL: Final = 3
 """An unfinished character has at most three bytes, each of which may decode to one mark."""
@@ -37,6 +40,7 @@ class Vocabulary:
         self._tokenizer.no_padding()
         added = self._tokenizer.get_added_tokens_decoder()
         self.special: Final = frozenset(at for at, token in added.items() if token.special)
+        self.spell: Final = Spelling(self._tokenizer)
         self.size: Final[int] = self._tokenizer.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str, *, special: bool) -> tuple[int, ...]:
@@ -89,65 +93,39 @@ class Detokenizer:
         self._shown = len(self._vocabulary.decode(self._window)) - held
 
 
-class StopStrings:
-    """Cuts a growing text before the stop string that is completed first.
+class GrowingText:
+    """Tokens in, text that may be sent out; `stopped` once a stop string was completed.
 
-    Of two that end at the same character the longer counts. What could still become a stop
-    string is held back: the longest end of the text that begins one.
+    The text of the first `min_tokens` tokens is no part of any stop string. `length` is how many
+    characters the tokens so far have settled, those held back or cut off included.
     """
 
-    __slots__ = ("_held", "_stops", "stopped")
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple(stop for stop in stops if stop)
-        self._held = ""
-        self.stopped = False
-
-    def feed(self, piece: str) -> str:
-        """What may leave now; after `stopped`, nothing more does."""
-        if self.stopped or not piece:
-            return ""
-        if not self._stops:
-            return piece
-        text = self._held + piece
-        if cuts := [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]:
-            self.stopped, self._held = True, ""
-            return text[: min(cuts)[1]]
-        keep = max(_overlap(text, stop) for stop in self._stops)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
-
-    def flush(self) -> str:
-        """The text is over: what was held back was no stop string after all."""
-        rest, self._held = self._held, ""
-        return rest
-
-
-class GrowingText:
-    """Tokens in, text that may be sent out; `stopped` once a stop string was completed."""
-
-    __slots__ = ("_detokenizer", "_stops")
+    __slots__ = ("_detokenizer", "_stops", "_unstopped", "length")
 
     def __init__(
-        self, vocabulary: Vocabulary, *, stops: Sequence[str], skip_special: bool = True
+        self,
+        vocabulary: Vocabulary,
+        *,
+        stops: Sequence[str],
+        skip_special: bool = True,
+        min_tokens: int = 0,
     ) -> None:
         self._detokenizer = Detokenizer(vocabulary, skip_special=skip_special)
         self._stops = StopStrings(stops)
+        self._unstopped = min_tokens
+        self.length = 0
 
     @property
     def stopped(self) -> bool:
         return self._stops.stopped
 
     def feed(self, token: int) -> str:
-        return self._stops.feed(self._detokenizer.feed(token))
+        piece = self._detokenizer.feed(token)
+        self.length += len(piece)
+        if self._unstopped > 0:
+            self._unstopped -= 1
+            return piece
+        return self._stops.feed(piece)
 
     def flush(self) -> str:
         return self._stops.flush()
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that is a proper beginning of `stop`."""
-    for length in range(min(len(stop) - 1, len(text)), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0

@@ -31,7 +31,7 @@ class Live:
 
     def row(self, tokens: int) -> Row:
         """Its next `tokens` tokens, as part of a step."""
-        seq = self.seq
+        seq, sampling = self.seq, self.seq.sampling
         start, output = seq.computed, seq.output
         decodes = tokens == 1 and self.length - start == 1 and output
         return Row(
@@ -41,9 +41,11 @@ class Live:
             (output[-1],) if decodes else seq.between(start, start + tokens),
             self.table.frozen(),
             start + tokens == self.length,
-            seq.sampling,
+            sampling,
             len(output),
-            tuple(output) if seq.sampling.penalises else (),
+            tuple(output) if seq.grammar is not None or sampling.penalises else (),
+            seq.prompt if sampling.repeats_prompt else (),
+            seq.grammar,
         )
 
     def take(self, token: int, eos_ids: frozenset[int]) -> Finish | None:

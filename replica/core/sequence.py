@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
 
 from shared.ids import AdapterId
 
@@ -34,9 +35,12 @@ class Sampling:
     min_p: float = 0.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()  # token, and what is added to its logit
     seed: int | None = None
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
+    min_tokens: int = 0  # before these are drawn, no token that would end it is
     logprobs: int | None = (
         None  # how many alternatives a token to report; None: none, not even its own
     )
@@ -44,7 +48,23 @@ class Sampling:
     @property
     def penalises(self) -> bool:
         """Whether the draw depends on what was drawn before."""
-        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repeats_prompt
+
+    @property
+    def repeats_prompt(self) -> bool:
+        """Whether it depends on the prompt's own tokens too."""
+        return self.repetition_penalty != 1.0
+
+
+class Grammar(Protocol):
+    """What the text of one sequence must be. It belongs to that sequence alone."""
+
+    def allowed(self, drawn: tuple[int, ...]) -> bytes | None:
+        """The tokens that may follow `drawn`: a bit each, lowest first; at least one is set.
+
+        Equal arguments give equal answers, whatever it keeps between calls; cheap when `drawn` is
+        what it was, and a little more. None, and from then on always, when it cannot go on.
+        """
 
 
 @dataclass(slots=True, eq=False)
@@ -56,6 +76,7 @@ class Sequence:
     prompt: tuple[int, ...]
     sampling: Sampling
     arrived_at: float
+    grammar: Grammar | None = None
     output: list[int] = field(default_factory=list)
     computed: int = 0
     finish: Finish | None = None

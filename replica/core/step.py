@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from replica.core.sequence import Finish, Sampling
+from replica.core.sequence import Finish, Grammar, Sampling
 
 BASE_SLOT: Final = -1
 """The slot of a row without adapter. No kernel may index with it."""
@@ -30,7 +30,9 @@ class Row(NamedTuple):
     samples: bool  # the row ends its sequence: draw the next token
     sampling: Sampling
     drawn: int  # tokens drawn so far: with the seed, names the dice of this position
-    output: tuple[int, ...] = ()  # what was drawn, only where penalties need it
+    output: tuple[int, ...] = ()  # what was drawn, only where penalties or a grammar need it
+    prompt: tuple[int, ...] = ()  # only where a repetition penalty needs it
+    grammar: Grammar | None = None
 
     @property
     def end(self) -> int:

@@ -1,6 +1,8 @@
 """Paged attention in torch: keys and values gathered through block tables, then one fused kernel.
 
-For the token at position p of a sequence:  o = softmax(q k_j / sqrt(d)) v_j  over its j <= p.
+For the token at position p of a sequence:  o = softmax(q k_j / sqrt(d)) v_j  over its j <= p, and
+in a layer with a window of w tokens over its p - w < j <= p. Pages that lie wholly before a row's
+windows are not gathered: such a layer costs the window, not the context.
 
 What is gathered and masked depends on the step, not on the layer, so it is planned once a step:
 
@@ -42,67 +44,103 @@ class _Group:
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
     writes: Tensor  # [tokens] places of the new keys and values, counted in tokens over all pages
-    groups: tuple[_Group, ...]
+    full: tuple[_Group, ...]  # empty where every layer has a window that a row outgrew
+    windowed: tuple[_Group, ...]  # the same as `full` while no row outgrew the window
     entered: tuple[int, ...]  # pages that a sequence writes to for the first time
 
     @classmethod
     def of(cls, rows: Sequence[Row], arena: Arena) -> AttentionPlan:
-        size = arena.page_tokens
+        size, config = arena.page_tokens, arena.config
         writes: list[int] = []
         entered: list[int] = []
-        classes: dict[int, list[tuple[int, Row]]] = {}  # pages a table is padded to -> decoding
-        groups: list[_Group] = []
         for row in rows:
-            at, used = len(writes), -(-row.end // size)
             writes += (
                 row.pages[position // size] * size + position % size
                 for position in range(row.start, row.end)
             )
-            entered += row.pages[-(-row.start // size) : used]
-            if len(row.tokens) == 1:
-                padded = max(_SMALLEST_CLASS_PAGES, 1 << (used - 1).bit_length())
-                classes.setdefault(padded, []).append((at, row))
-            else:
-                groups.append(_prefill(at, row, arena, alone=len(rows) == 1))
-        for _, members in sorted(classes.items()):
-            groups.append(_decode(members, arena, alone=len(members) == len(rows)))
-        return cls(torch.tensor(writes, device=arena.device), tuple(groups), tuple(entered))
+            entered += row.pages[-(-row.start // size) : -(-row.end // size)]
+        window = config.sliding_window
+        outgrown = window is not None and any(row.end > window for row in rows)
+        everywhere = outgrown and len(config.sliding_layers) == config.num_layers
+        full = () if everywhere else _groups(rows, arena, None)
+        windowed = _groups(rows, arena, window) if outgrown else full
+        return cls(torch.tensor(writes, device=arena.device), full, windowed, tuple(entered))
 
-    def attend(self, q: Tensor, kv: Tensor) -> Tensor:
+    def attend(self, q: Tensor, kv: Tensor, *, windowed: bool = False) -> Tensor:
         """q [tokens, heads, d]; kv is one layer's pages, the new tokens already in them.
 
         Returns [tokens, heads * d].
         """
         tokens = q.shape[0]
-        if len(self.groups) == 1:
-            return _attend(self.groups[0], q, kv).reshape(tokens, -1)
+        groups = self.windowed if windowed else self.full
+        if len(groups) == 1:
+            return _attend(groups[0], q, kv).reshape(tokens, -1)
         out = torch.empty_like(q)
-        for group in self.groups:
+        for group in groups:
             assert group.tokens is not None
             out.index_copy_(0, group.tokens, _attend(group, q.index_select(0, group.tokens), kv))
         return out.view(tokens, -1)
 
 
-def _decode(members: Sequence[tuple[int, Row]], arena: Arena, *, alone: bool) -> _Group:
-    size, zero = arena.page_tokens, arena.zero_page
-    used = [-(-row.end // size) for _, row in members]
-    width = max(used)
+def _groups(rows: Sequence[Row], arena: Arena, window: int | None) -> tuple[_Group, ...]:
+    """All rows, for layers with this window or for those without one."""
+    classes: dict[int, list[_Member]] = {}  # pages a table is padded to -> decoding
+    groups: list[_Group] = []
+    at = 0
+    for row in rows:
+        member = _Member.of(at, row, arena, window)
+        if len(row.tokens) == 1:
+            padded = max(_SMALLEST_CLASS_PAGES, 1 << (len(member.pages) - 1).bit_length())
+            classes.setdefault(padded, []).append(member)
+        else:
+            groups.append(_prefill(member, arena, window, alone=len(rows) == 1))
+        at += len(row.tokens)
+    for _, members in sorted(classes.items()):
+        groups.append(_decode(members, arena, window, alone=len(members) == len(rows)))
+    return tuple(groups)
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """A row and the pages it attends to. Positions count from the first of these."""
+
+    at: int  # place of its first token in the step
+    tokens: int
+    pages: tuple[int, ...]
+    end: int
+
+    @classmethod
+    def of(cls, at: int, row: Row, arena: Arena, window: int | None) -> _Member:
+        size = arena.page_tokens
+        first = 0 if window is None else max(0, row.start + 1 - window) // size
+        pages = row.pages[first : -(-row.end // size)]
+        return cls(at, len(row.tokens), pages, row.end - first * size)
+
+
+def _decode(members: Sequence[_Member], arena: Arena, window: int | None, *, alone: bool) -> _Group:
+    width = max(len(member.pages) for member in members)
     tables = [
-        (*row.pages[:n], *[zero] * (width - n)) for n, (_, row) in zip(used, members, strict=True)
+        (*member.pages, *[arena.zero_page] * (width - len(member.pages))) for member in members
     ]
-    ends = torch.tensor([row.end for _, row in members])
-    hidden = torch.arange(width * size) >= ends[:, None]
-    places = None if alone else torch.tensor([at for at, _ in members], device=arena.device)
+    keys = torch.arange(width * arena.page_tokens)
+    ends = torch.tensor([member.end for member in members])[:, None]
+    hidden = keys >= ends
+    if window is not None:
+        hidden |= keys < ends - window
+    places = None if alone else torch.tensor([each.at for each in members], device=arena.device)
     pages = torch.tensor(tables, device=arena.device).view(-1)
     return _Group(places, pages, _mask(hidden[:, None, None], arena), len(members), decodes=True)
 
 
-def _prefill(at: int, row: Row, arena: Arena, *, alone: bool) -> _Group:
-    used = -(-row.end // arena.page_tokens)
-    positions = torch.arange(row.start, row.end)
-    hidden = torch.arange(used * arena.page_tokens) > positions[:, None]
-    places = None if alone else torch.arange(at, at + len(row.tokens), device=arena.device)
-    pages = torch.tensor(row.pages[:used], device=arena.device)
+def _prefill(member: _Member, arena: Arena, window: int | None, *, alone: bool) -> _Group:
+    at, tokens = member.at, member.tokens
+    keys = torch.arange(len(member.pages) * arena.page_tokens)
+    queries = torch.arange(member.end - tokens, member.end)[:, None]
+    hidden = keys > queries
+    if window is not None:
+        hidden |= keys <= queries - window
+    places = None if alone else torch.arange(at, at + tokens, device=arena.device)
+    pages = torch.tensor(member.pages, device=arena.device)
     return _Group(places, pages, _mask(hidden[None, None], arena), rows=1, decodes=False)
 
 

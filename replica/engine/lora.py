@@ -1,10 +1,10 @@
 """LoraLinear: a group's linear map with the adapters of a mixed batch beside it.
 
-    y_i = x_i W^T + x_i A_a(i)^T Bt_a(i)     and  y_i = x_i W^T  for a row without adapter
+    y_i = x_i W^T + b + x_i A_a(i)^T Bt_a(i)     and  y_i = x_i W^T + b  for a row without adapter
 
-The base's product is one matrix multiplication for all rows. The second term is added by the
-gathered product of `kernels`, for segments of rows that share a slot; a step without adapters has
-no plan and pays nothing.
+b is the base's own, where its family has one. The base's product is one matrix multiplication for
+all rows. The adapters' term is added by the gathered product of `kernels`, for segments of rows
+that share a slot; a step without adapters has no plan and pays nothing.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from replica.engine.model_config import Group
 @dataclass(frozen=True, slots=True)
 class LoraLinear:
     W: Tensor  # [sum of out, in]
+    bias: Tensor | None  # [sum of out]
     group: Group
     layer: int
     index: int  # of the group in its layer
 
     def __call__(self, x: Tensor, adapters: GatheredPlan | None) -> Tensor:
         """x [tokens, in] -> y [tokens, sum of out]."""
-        y = linear(x, self.W)
+        y = linear(x, self.W, self.bias)
         if adapters is not None:
             adapters.add(x, y, self.layer, self.index, self.group)
         return y

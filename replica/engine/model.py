@@ -1,16 +1,17 @@
-"""The shared base: a Llama decoder over pages, with every linear map open to adapters.
+"""The shared base: a decoder over pages, with every linear map open to adapters.
 
 For each layer, with h [tokens, hidden]:
 
-    h += o(attention(rope(qkv(norm(h)))))
+    h += o(attention(rope(qk_norm(qkv(norm(h))))))
     h += down(silu(gate(norm(h))) * up(norm(h)))
 
-Tokens of all rows lie end to end in one dimension; positions, pages and adapters are theirs alone.
+where only some families norm the heads of q and k, after an adapter has added its part. Llama,
+Mistral and Qwen are this one pass; `family.py` says what they differ in. Tokens of all rows lie end
+to end in one dimension; positions, pages and adapters are theirs alone.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -20,8 +21,8 @@ from torch.nn.functional import embedding, linear, silu
 from replica.engine.attention import AttentionPlan
 from replica.engine.kernels import GatheredPlan
 from replica.engine.lora import LoraLinear
-from replica.engine.model_config import ModelConfig
-from replica.engine.weights import BaseWeights
+from replica.engine.rope import rope_frequencies
+from replica.engine.weights import BaseWeights, LayerWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +42,18 @@ class Model:
         self._config = config = weights.config
         self._linears = tuple(
             tuple(
-                LoraLinear(W, group, layer, index)
-                for index, (W, group) in enumerate(zip(each.groups, config.groups, strict=True))
+                LoraLinear(W, bias, group, layer, index)
+                for index, (W, bias, group) in enumerate(
+                    zip(each.groups, each.biases, config.groups, strict=True)
+                )
             )
             for layer, each in enumerate(weights.layers)
         )
-        self._frequencies = rope_frequencies(config).to(weights.embed.device)
+        self._windowed = tuple(i in config.sliding_layers for i in range(config.num_layers))
+        scaling = config.rope_scaling
+        self._amplitude = 1.0 if scaling is None else scaling.amplitude
+        frequencies = rope_frequencies(config.head_dim, config.rope_theta, scaling)
+        self._frequencies = frequencies.to(weights.embed.device)
 
     def forward(self, batch: Batch, kv: Tensor) -> Tensor:
         """Logits [samples, vocab] in float32; writes the new keys and values into `kv`."""
@@ -56,7 +63,8 @@ class Model:
         for layer, each in enumerate(self._weights.layers):
             qkv, o, gate_up, down = self._linears[layer]
             x = rms_norm(h, each.input_norm, self._config.rms_norm_eps)
-            attended = self._attend(qkv(x, adapters), rotation, batch.attention, kv[layer])
+            heads = self._rotated(qkv(x, adapters), each, rotation)
+            attended = self._attend(heads, batch.attention, kv[layer], self._windowed[layer])
             h = h + o(attended, adapters)
             x = rms_norm(h, each.post_norm, self._config.rms_norm_eps)
             gate, up = gate_up(x, adapters).chunk(2, dim=-1)
@@ -64,27 +72,32 @@ class Model:
         h = rms_norm(h[batch.last], self._weights.norm, self._config.rms_norm_eps)
         return linear(h, self._weights.head).float()
 
-    def _attend(
-        self, qkv: Tensor, rotation: tuple[Tensor, Tensor], plan: AttentionPlan, kv: Tensor
-    ) -> Tensor:
-        """qkv [tokens, (heads + 2 kv) d] -> [tokens, heads d]."""
-        config, tokens = self._config, qkv.shape[0]
-        heads = qkv.view(tokens, -1, config.head_dim)
-        rotate_(heads[:, : config.num_heads + config.num_kv_heads], rotation)
-        new = heads[:, config.num_heads :].view(tokens, 2, config.num_kv_heads, config.head_dim)
+    def _rotated(self, qkv: Tensor, layer: LayerWeights, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        """qkv [tokens, (heads + 2 kv) d] -> [tokens, heads + 2 kv, d], queries and keys ready."""
+        heads = qkv.view(qkv.shape[0], -1, self._config.head_dim)
+        turning = heads[:, : -self._config.num_kv_heads]
+        if layer.qk_norm is not None:
+            turning.copy_(rms_norm(turning, layer.qk_norm, self._config.rms_norm_eps))
+        rotate_(turning, rotation)
+        return heads
+
+    def _attend(self, heads: Tensor, plan: AttentionPlan, kv: Tensor, windowed: bool) -> Tensor:
+        """Keep the new keys and values, then attend: [tokens, heads d]."""
+        config = self._config
+        new = heads[:, config.num_heads :].view(-1, 2, config.num_kv_heads, config.head_dim)
         kv.view(-1, *new.shape[1:]).index_copy_(0, plan.writes, new)
-        return plan.attend(heads[:, : config.num_heads], kv)
+        return plan.attend(heads[:, : config.num_heads], kv, windowed=windowed)
 
     def _rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosines, and sines with the first half negated: [tokens, 1, d]."""
         angles = positions[:, None].float() * self._frequencies
-        cos, sin = angles.cos(), angles.sin()
+        cos, sin = angles.cos() * self._amplitude, angles.sin() * self._amplitude
         both = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
         return both[0].to(dtype)[:, None], both[1].to(dtype)[:, None]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """weight * x / sqrt(mean(x^2) + eps), the mean in float32."""
+    """weight * x / sqrt(mean(x^2) + eps), over the last dimension, the mean in float32."""
     wide = x.float()
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return (wide * scale).to(x.dtype) * weight
@@ -95,20 +108,3 @@ def rotate_(x: Tensor, rotation: tuple[Tensor, Tensor]) -> None:
     cos, sin = rotation
     swapped = x.roll(x.shape[-1] // 2, dims=-1)
     x.mul_(cos).addcmul_(swapped, sin)
-
-
-def rope_frequencies(config: ModelConfig) -> Tensor:
-    """Radians a position, [d / 2]; with Llama 3.1's scaling where the config has it.
-
-    Wavelengths beyond `trained / low` are stretched by `factor`, those under `trained / high` kept,
-    those between mixed linearly in frequency.
-    """
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
-    frequencies = 1.0 / (config.rope_theta**exponents)
-    scaling = config.rope_scaling
-    if scaling is None:
-        return frequencies
-    turns = scaling.trained_tokens * frequencies / (2 * math.pi)  # over the trained context
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    kept = ((turns - low) / (high - low)).clamp(0, 1)
-    return (1 - kept) * frequencies / scaling.factor + kept * frequencies

@@ -65,7 +65,8 @@ class Runner:
 
     def run(self, step: Step) -> dict[str, int]:
         """Sequence id to token, for rows that sample. `BROKEN` (-1) is a row whose logits are not
-        finite: that sequence must end with an error; its neighbours are untouched."""
+        finite or whose grammar gave up: that sequence must end with an error; its neighbours are
+        untouched."""
         return {seq: drawn.token for seq, drawn in self.run_with_logprobs(step).items()}
 
     def run_with_logprobs(self, step: Step) -> dict[str, Drawn]:
@@ -74,9 +75,8 @@ class Runner:
             return {}
         sampling = [row for row in step.rows if row.samples]
         with torch.inference_mode():
-            return dict(
-                zip((r.seq for r in sampling), draw(self._forward(step), sampling), strict=True)
-            )
+            drawn = draw(self._forward(step), sampling, self.config.eos_token_ids)
+        return dict(zip((row.seq for row in sampling), drawn, strict=True))
 
     def logits(self, step: Step) -> dict[str, Tensor]:
         """Sequence id to logits [vocab] in float32, for rows that sample; draws nothing."""

@@ -1,19 +1,19 @@
 """draw: logits to one token a row, each by its own sampling and its own dice.
 
-In this order: penalties, then greedy if the temperature is 0 (exact argmax, ties to the lowest id),
-else temperature, min-p, top-k, top-p, and one draw from what is left.
+In this order: what `steering.py` does to the logits, then greedy if the temperature is 0 (argmax,
+ties to the lowest id), else temperature, min-p, top-k, top-p, and one draw from what is left.
 
 The dice are one uniform number in [0, 1), a hash of the row's seed and of how many tokens it has
 drawn: the same request gives the same text whatever runs beside it, also after preemption. A row
 without seed takes its sequence's id for one.
 
-A row whose logits are not all finite gives `BROKEN`: it ends that request and no other.
+A row whose logits are not all finite, or whose grammar gave up, gives `BROKEN`: it ends that
+request and no other.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -22,9 +22,10 @@ import torch
 from torch import Tensor
 
 from replica.core.step import Row
+from replica.engine.steering import steer
 
 BROKEN: Final = -1
-"""In place of a token: this row's logits were NaN or infinite."""
+"""In place of a token: this row's logits were NaN or infinite, or its grammar gave up."""
 
 _NUCLEUS: Final = 256
 """Candidates sorted at first; the few rows that need more are sorted whole."""
@@ -37,23 +38,26 @@ class Drawn:
     top: tuple[tuple[int, float], ...] = ()  # the likeliest tokens, best first
 
 
-def draw(logits: Tensor, rows: Sequence[Row]) -> list[Drawn]:
-    """logits [rows, vocab] in float32, changed in place by penalties. One result a row."""
+def draw(logits: Tensor, rows: Sequence[Row], ends: frozenset[int] = frozenset()) -> list[Drawn]:
+    """logits [rows, vocab] in float32, changed in place. One result a row.
+
+    `ends` are the base's own end tokens, which `min_tokens` holds back.
+    """
     if not rows:
         return []
     finite = torch.isfinite(logits.sum(dim=-1)).tolist()  # a sum is finite only if all terms are
     logprobs = {
-        i: torch.log_softmax(logits[i], dim=-1)  # of the model itself, before penalties
+        i: torch.log_softmax(logits[i], dim=-1)  # of the model itself, before any steering
         for i, row in enumerate(rows)
         if row.sampling.logprobs is not None
     }
-    _penalise(logits, rows)
+    lost = steer(logits, rows, ends)
     tokens = logits.argmax(dim=-1)
     hot = [i for i, row in enumerate(rows) if row.sampling.temperature > 0 and finite[i]]
     if hot:
         tokens[torch.tensor(hot, device=logits.device)] = _sample(logits, rows, hot)
     return [
-        _describe(token, row, logprobs.get(i)) if ok else Drawn(BROKEN)
+        _describe(token, row, logprobs.get(i)) if ok and i not in lost else Drawn(BROKEN)
         for i, (row, token, ok) in enumerate(zip(rows, tokens.tolist(), finite, strict=True))
     ]
 
@@ -62,17 +66,6 @@ def uniform(seed: int | str, drawn: int) -> float:
     """The dice of one position: in [0, 1), 53 bits of a hash."""
     key = hashlib.blake2b(f"{seed}/{drawn}".encode(), digest_size=8).digest()
     return (int.from_bytes(key, "little") >> 11) / (1 << 53)
-
-
-def _penalise(logits: Tensor, rows: Sequence[Row]) -> None:
-    """presence + frequency * count, off the logits of what the row has drawn before."""
-    for i, row in enumerate(rows):
-        if row.sampling.penalises and row.output:
-            counts = Counter(row.output)
-            ids = torch.tensor(list(counts), device=logits.device)
-            times = torch.tensor(list(counts.values()), device=logits.device, dtype=logits.dtype)
-            fine = times * row.sampling.frequency_penalty + row.sampling.presence_penalty
-            logits[i, ids] -= fine
 
 
 def _sample(logits: Tensor, rows: Sequence[Row], hot: Sequence[int]) -> Tensor:

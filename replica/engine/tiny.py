@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
+from replica.engine.family import FAMILIES
 from replica.engine.model_config import ModelConfig
 
 _SPECIALS: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -31,10 +32,26 @@ _CHAT_TEMPLATE: Final = (
 )
 
 
+_KEYS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "llama": {"attention_bias": False, "mlp_bias": False},
+    "mistral": {"sliding_window": 16},
+    "qwen2": {"use_sliding_window": False, "sliding_window": 16, "max_window_layers": 1},
+    "qwen3": {
+        "head_dim": 24,
+        "attention_bias": False,
+        "use_sliding_window": False,
+        "sliding_window": 16,
+        "max_window_layers": 1,
+    },
+}
+"""What a family's config says of itself. Windows are short, so that short texts outgrow them."""
+
+
 def tiny_model(
     path: Path,
     seed: int = 0,
     *,
+    family: str = "llama",
     layers: int = 2,
     hidden: int = 64,
     heads: int = 4,
@@ -43,12 +60,16 @@ def tiny_model(
     context: int = 512,
     tied: bool = False,
     rope_scaling: dict[str, Any] | None = None,
+    extra: Mapping[str, Any] | None = None,
 ) -> ModelConfig:
-    """Write a Llama folder to `path`; equal arguments write equal bytes."""
+    """Write a base's folder to `path`; equal arguments write equal bytes.
+
+    `family` is a `model_type`; `extra` goes into `config.json` as it is, last.
+    """
     path.mkdir(parents=True, exist_ok=True)
     config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        "architectures": [FAMILIES[family].architecture],
+        "model_type": family,
         "vocab_size": _VOCAB,
         "hidden_size": hidden,
         "intermediate_size": inner,
@@ -62,12 +83,12 @@ def tiny_model(
         "rope_scaling": rope_scaling,
         "max_position_embeddings": context,
         "tie_word_embeddings": tied,
-        "attention_bias": False,
-        "mlp_bias": False,
         "bos_token_id": 1,
         "eos_token_id": 2,
         "pad_token_id": 2,
         "dtype": "float32",
+        **_KEYS[family],
+        **(extra or {}),
     }
     ends = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
     _write(path / "config.json", config)
@@ -142,8 +163,8 @@ def _base_tensors(config: ModelConfig, seed: int) -> dict[str, Tensor]:
     def matrix(rows: int, columns: int) -> Tensor:
         return torch.randn(rows, columns, generator=dice) / math.sqrt(columns)
 
-    def norm() -> Tensor:
-        return 1 + 0.1 * torch.randn(config.hidden_size, generator=dice)
+    def norm(width: int = config.hidden_size) -> Tensor:
+        return 1 + 0.1 * torch.randn(width, generator=dice)
 
     tensors = {
         "model.embed_tokens.weight": torch.randn(
@@ -157,6 +178,10 @@ def _base_tensors(config: ModelConfig, seed: int) -> dict[str, Tensor]:
         for group in config.groups:
             for module, out in zip(group.modules, group.out_features, strict=True):
                 tensors[f"{at}.{module}.weight"] = matrix(out, group.in_features)
+                if group.bias:
+                    tensors[f"{at}.{module}.bias"] = torch.randn(out, generator=dice) / 2
+        for name in ("q_norm", "k_norm") if config.qk_norm else ():
+            tensors[f"{at}.self_attn.{name}.weight"] = norm(config.head_dim)
     tensors["model.norm.weight"] = norm()
     if not config.tie_word_embeddings:
         tensors["lm_head.weight"] = matrix(config.vocab_size, config.hidden_size)

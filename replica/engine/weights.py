@@ -2,7 +2,8 @@
 
 A layer keeps four matrices, one a group (`ModelConfig.groups`): q, k and v under one another, o,
 gate over up, down. Modules of one input then cost one matrix product, and one gathered shrink.
-Every tensor the forward pass needs must be there with the right shape; nothing is unpickled.
+Every tensor the forward pass needs must be there with the right shape, and every tensor of a layer
+must be one it needs: a bias or a scale that nobody adds is another model. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ __all__ = [
 
 _SINGLE: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
+_FLOATS: Final = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+_DERIVED: Final = ".rotary_emb.inv_freq"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,8 @@ class LayerWeights:
     input_norm: Tensor  # [hidden]
     post_norm: Tensor  # [hidden]
     groups: tuple[Tensor, ...]  # [sum of out, in], in the order of ModelConfig.groups
+    biases: tuple[Tensor | None, ...]  # [sum of out], likewise
+    qk_norm: Tensor | None  # [heads + kv, d]: a row for each head of q, then of k
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +69,31 @@ def load_base(folder: Path, dtype: torch.dtype, device: str) -> BaseWeights:
         reader = _Reader(folder, stack, dtype, device)
         embed = reader.read("model.embed_tokens.weight", vocab, hidden)
         layers = tuple(_layer(reader, config, layer) for layer in range(config.num_layers))
-        head = embed if config.tie_word_embeddings else reader.read("lm_head.weight", vocab, hidden)
-        return BaseWeights(config, embed, layers, reader.read("model.norm.weight", hidden), head)
+        norm = reader.read("model.norm.weight", hidden)
+        tied = config.tie_word_embeddings and not reader.has("lm_head.weight")
+        head = embed if tied else reader.read("lm_head.weight", vocab, hidden)
+        if config.tie_word_embeddings and torch.equal(head, embed):
+            head = embed  # a tied head that was saved as well; one that differs is meant to
+        return BaseWeights(config, embed, layers, norm, head)
 
 
 def _layer(reader: _Reader, config: ModelConfig, layer: int) -> LayerWeights:
     at = f"model.layers.{layer}"
-    return LayerWeights(
+    weights = LayerWeights(
         input_norm=reader.read(f"{at}.input_layernorm.weight", config.hidden_size),
         post_norm=reader.read(f"{at}.post_attention_layernorm.weight", config.hidden_size),
         groups=tuple(reader.fused(at, group) for group in config.groups),
+        biases=tuple(reader.fused_bias(at, group) for group in config.groups),
+        qk_norm=_qk_norm(reader, config, at) if config.qk_norm else None,
     )
+    reader.refuse_unread(f"{at}.")
+    return weights
+
+
+def _qk_norm(reader: _Reader, config: ModelConfig, at: str) -> Tensor:
+    q = reader.read(f"{at}.self_attn.q_norm.weight", config.head_dim)
+    k = reader.read(f"{at}.self_attn.k_norm.weight", config.head_dim)
+    return torch.cat((q.expand(config.num_heads, -1), k.expand(config.num_kv_heads, -1)))
 
 
 class _Reader:
@@ -85,12 +104,16 @@ class _Reader:
         self._dtype = dtype
         self._device = device
         self._files: dict[str, Any] = {}  # tensor name -> open file
+        self._seen: set[str] = set()
         for path in _files(folder):
             try:
                 file = stack.enter_context(safe_open(path, framework="pt"))
             except (OSError, SafetensorError) as error:
                 raise BadBase(f"{path}: {error}") from error
             self._files |= dict.fromkeys(file.keys(), file)
+
+    def has(self, name: str) -> bool:
+        return name in self._files
 
     def read(self, name: str, *shape: int) -> Tensor:
         # Copied even when nothing changes: what safetensors gives is a view of the file on disk.
@@ -104,13 +127,35 @@ class _Reader:
             W[start:end] = self._mapped(f"{at}.{module}.weight", (end - start, group.in_features))
         return W
 
+    def fused_bias(self, at: str, group: Group) -> Tensor | None:
+        """The group's biases after one another: [sum of out]."""
+        if not group.bias:
+            return None
+        parts = zip(group.modules, group.out_features, strict=True)
+        return torch.cat([self.read(f"{at}.{module}.bias", width) for module, width in parts])
+
+    def refuse_unread(self, prefix: str) -> None:
+        """A table of frequencies that old versions saved is the one thing that may be left over."""
+        for name in self._files:
+            if name.startswith(prefix) and name not in self._seen and not name.endswith(_DERIVED):
+                raise BadBase(
+                    f"{self._folder}: the layers of its model_type have no {name}, and config.json "
+                    "asks for none; is model_type right, and are these plain weights?"
+                )
+
     def _mapped(self, name: str, shape: tuple[int, ...]) -> Tensor:
         if name not in self._files:
             raise BadBase(f"{self._folder}: no tensor {name}; is the base complete?")
+        self._seen.add(name)
         tensor = self._files[name].get_tensor(name)
         if tuple(tensor.shape) != shape:
             raise BadBase(
                 f"{self._folder}: {name} is {tuple(tensor.shape)}, config.json makes it {shape}"
+            )
+        if tensor.dtype not in _FLOATS:
+            raise BadBase(
+                f"{self._folder}: {name} is {tensor.dtype}, a quantised weight without its scale; "
+                "convert the base to plain float weights"
             )
         return tensor
 

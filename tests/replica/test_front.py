@@ -16,20 +16,20 @@ import pytest
 
 from replica.core.step import Step
 from replica.engine.adapter_store import AdapterFolder, BadAdapter, HostAdapter
-from replica.engine.runner import Runner
+from replica.engine.runner import BROKEN, Drawn, Runner
 from shared.ids import AdapterId
 
 
 @pytest.fixture
 def slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each forward pass takes 20 ms longer, so that a test can act during a request."""
-    run = Runner.run
+    run = Runner.run_with_logprobs
 
-    def slowly(runner: Runner, step: Step) -> dict[str, int]:
+    def slowly(runner: Runner, step: Step) -> dict[str, Drawn]:
         time.sleep(0.02)
         return run(runner, step)
 
-    monkeypatch.setattr(Runner, "run", slowly)
+    monkeypatch.setattr(Runner, "run_with_logprobs", slowly)
 
 
 @pytest.fixture
@@ -217,14 +217,14 @@ async def test_a_folder_that_changes_while_it_is_read_is_served_as_it_is_now(
 def poison(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Once set, the next forward pass raises."""
     armed = threading.Event()
-    run = Runner.run
+    run = Runner.run_with_logprobs
 
-    def maybe(runner: Runner, step: Step) -> dict[str, int]:
+    def maybe(runner: Runner, step: Step) -> dict[str, Drawn]:
         if armed.is_set():
             raise RuntimeError("device lost")
         return run(runner, step)
 
-    monkeypatch.setattr(Runner, "run", maybe)
+    monkeypatch.setattr(Runner, "run_with_logprobs", maybe)
     return armed
 
 
@@ -282,16 +282,16 @@ async def test_the_sdk_raises_when_a_stream_ends_with_an_error(
 async def test_a_row_that_is_not_finite_ends_its_own_request_only(
     serve: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = Runner.run
+    run = Runner.run_with_logprobs
 
-    def breaking(runner: Runner, step: Step) -> dict[str, int]:
+    def breaking(runner: Runner, step: Step) -> dict[str, Drawn]:
         drawn = run(runner, step)
         broken = {row.seq for row in step.rows if row.slot >= 0 and row.drawn == 3}
-        return {seq: -1 if seq in broken else token for seq, token in drawn.items()}
+        return {seq: Drawn(BROKEN) if seq in broken else each for seq, each in drawn.items()}
 
     served = await serve()
     expected = await served.tokens("tiny", tokens=40)
-    monkeypatch.setattr(Runner, "run", breaking)
+    monkeypatch.setattr(Runner, "run_with_logprobs", breaking)
     bad = served.post("/v1/completions", _body("ada", stream=False))
     good = served.tokens("tiny", tokens=40)
     (status, reply), text = await asyncio.gather(bad, good)
@@ -305,11 +305,11 @@ async def test_a_step_that_hangs_makes_health_fail(
 ) -> None:
     gate = threading.Event()
 
-    def hang(runner: Runner, step: Step) -> dict[str, int]:
+    def hang(runner: Runner, step: Step) -> dict[str, Drawn]:
         gate.wait(20)
         return {}
 
-    monkeypatch.setattr(Runner, "run", hang)
+    monkeypatch.setattr(Runner, "run_with_logprobs", hang)
     served = await serve(stall_s=0.2, heartbeat_s=0.05)
     request = asyncio.ensure_future(served.post("/v1/completions", _body("ada", stream=False)))
     async with served.http.get(served.url + "/reports") as reports:

@@ -10,13 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replica.errors import BadRequest, Unsupported
-from replica.protocol import (
-    WEIGHT_FIELDS,
-    ChatRequest,
-    CompletionRequest,
-    parse_generation,
-    parse_json,
-)
+from replica.protocol import ChatRequest, CompletionRequest, parse_generation, parse_json
+from replica.refused import WEIGHT_FIELDS
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 COMPLETION: dict[str, Any] = {"model": "m", "prompt": "hi"}
@@ -62,12 +57,52 @@ def _refused(body: dict[str, Any], kind: Any = ChatRequest) -> BadRequest:
         ({"stream": "true"}, "stream"),
         ({"stream_options": {"include_usage": "yes"}}, "stream_options.include_usage"),
         ({"chat_template_kwargs": []}, "chat_template_kwargs"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logit_bias": {"a": 1}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": {"1": 101}}, "logit_bias"),
+        ({"logit_bias": {"1": True}}, "logit_bias"),
+        ({"logit_bias": {str(i): 1 for i in range(2000)}}, "logit_bias"),
+        ({"logit_bias": [1]}, "logit_bias"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+        ({"response_format": "json"}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos"),
+        ({"response_format": {"type": "json_object"}, "min_tokens": 2}, "min_tokens"),
+        ({"response_format": {"type": "json_object"}, "guided_json": {}}, "guided_json"),
+        ({"guided_json": "{"}, "guided_json"),
+        ({"guided_json": [1]}, "guided_json"),
+        ({"tools": {}}, "tools"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools"),
     ],
 )
 def test_a_value_that_is_wrong_is_refused_by_its_name(change: dict[str, Any], param: str) -> None:
     error = _refused({**CHAT, **change})
     assert (error.status, error.param) == (400, param)
     assert param in error.message
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"top_logprobs": 1}, "top_logprobs"),
+        ({"best_of": 1, "n": 2}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ],
+)
+def test_what_is_wrong_in_a_completion_is_refused_by_its_name(
+    change: dict[str, Any], param: str
+) -> None:
+    assert _refused({**COMPLETION, **change}, CompletionRequest).param == param
 
 
 def test_a_field_that_is_missing_is_named() -> None:
@@ -87,18 +122,14 @@ def test_only_model_selects_weights_or_cache(field: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("logprobs", True),
-        ("logprobs", 0),
-        ("top_logprobs", 3),
-        ("tools", [{"type": "function", "function": {"name": "f"}}]),
         ("tool_choice", "required"),
-        ("response_format", {"type": "json_object"}),
-        ("logit_bias", {"1": 2}),
+        ("tool_choice", {"type": "function", "function": {"name": "f"}}),
         ("best_of", 2),
         ("echo", True),
         ("suffix", "x"),
-        ("guided_json", {}),
-        ("repetition_penalty", 1.1),
+        ("guided_regex", "a+"),
+        ("structured_outputs", {"regex": "a+"}),
+        ("return_tokens_as_token_ids", True),
         ("modalities", ["audio"]),
     ],
 )
@@ -200,7 +231,9 @@ json_values = st.recursive(
 
 @given(
     body=st.dictionaries(
-        st.sampled_from([*ChatRequest.model_fields, "tools", "logprobs", "lora_request"]),
+        st.sampled_from(
+            sorted({*ChatRequest.model_fields, *CompletionRequest.model_fields, "lora_request"})
+        ),
         json_values,
     )
 )

@@ -18,7 +18,8 @@ from tokenizers import (
     trainers,
 )
 
-from replica.text import Detokenizer, GrowingText, StopStrings, Vocabulary
+from replica.stop_strings import StopStrings
+from replica.text import Detokenizer, GrowingText, Vocabulary
 
 SAMPLE = "The cat sat on the mat. 日本語のテキスト 🤗🎉👩‍👩‍👧 naïve café\n\n  indented"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -41,13 +42,16 @@ def _arena(config: ModelConfig) -> Arena:
     return arena
 
 
-def _dense(q: Tensor, k: Tensor, v: Tensor, start: int) -> Tensor:
+def _dense(q: Tensor, k: Tensor, v: Tensor, start: int, window: int | None) -> Tensor:
     """q [t, heads, d] at positions start.., k and v [length, kv, d] -> [t, heads * d]."""
     shared = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
     scores = torch.einsum("thd,lhd->htl", q, k) / math.sqrt(q.shape[-1])
-    late = torch.arange(k.shape[0]) > torch.arange(start, start + q.shape[0])[:, None]
-    weights = scores.masked_fill(late, -math.inf).softmax(-1)
+    keys, queries = torch.arange(k.shape[0]), torch.arange(start, start + q.shape[0])[:, None]
+    hidden = keys > queries
+    if window is not None:
+        hidden |= keys <= queries - window
+    weights = scores.masked_fill(hidden, -math.inf).softmax(-1)
     return torch.einsum("htl,lhd->thd", weights, v).flatten(1)
 
 
@@ -56,13 +60,17 @@ Chunks = list[list[int]]
 
 @given(
     st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=5), min_size=1, max_size=7),
+    st.integers(1, 50),
+    st.booleans(),
     st.randoms(use_true_random=False),
 )
-def test_paged_equals_dense_for_any_chunks_and_pages(
-    grouped: ModelConfig, chunks: Chunks, dice: Random
+def test_paged_equals_dense_for_any_chunks_pages_and_window(
+    grouped: ModelConfig, chunks: Chunks, window: int, everywhere: bool, dice: Random
 ) -> None:
     """Each list is one sequence's chunk lengths; step i computes every sequence's i-th chunk."""
-    config, arena = grouped, _arena(grouped)
+    sliding = frozenset({0, 1} if everywhere else {1})
+    config = replace(grouped, sliding_window=window, sliding_layers=sliding)
+    arena = _arena(config)
     free = list(range(PAGES))
     dice.shuffle(free)
     noise = torch.Generator().manual_seed(len(chunks))
@@ -88,7 +96,10 @@ def test_paged_equals_dense_for_any_chunks_and_pages(
         kv = arena.kv[0]
         new = step[:, config.num_heads :].unflatten(1, (2, config.num_kv_heads))
         kv.view(-1, *new.shape[1:]).index_copy_(0, plan.writes, new)
-        ours = plan.attend(step[:, : config.num_heads], kv)
+        q = step[:, : config.num_heads]
+        ours = {window: plan.attend(q, kv, windowed=True)}
+        if not everywhere:
+            ours[None] = plan.attend(q, kv)
         at = 0
         for row in rows:
             whole = data[int(row.seq)][: row.end]
@@ -98,8 +109,12 @@ def test_paged_equals_dense_for_any_chunks_and_pages(
                 )[0],
                 *whole.split([config.num_heads, config.num_kv_heads, config.num_kv_heads], 1)[1:],
             )
-            theirs = _dense(q, k, v, row.start)
-            torch.testing.assert_close(ours[at : at + len(row.tokens)], theirs, rtol=0, atol=1e-5)
+            for width, attended in ours.items():
+                mine, theirs = (
+                    attended[at : at + len(row.tokens)],
+                    _dense(q, k, v, row.start, width),
+                )
+                torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-5)
             at += len(row.tokens)
 
 
@@ -115,3 +130,19 @@ def test_the_padding_page_stays_zero(grouped: ModelConfig) -> None:
     assert not arena.kv[:, arena.zero_page].any()
     assert arena.kv[:, 0].isnan().all()
     assert not arena.kv[:, 9].any()
+
+
+def test_a_windowed_layer_gathers_the_window_not_the_context(grouped: ModelConfig) -> None:
+    arena = _arena(replace(grouped, sliding_window=6, sliding_layers=frozenset({1})))
+    decoding = Row("decodes", BASE_SLOT, 79, (0,), tuple(range(20)), True, GREEDY, drawn=0)
+    filling = Row("fills", BASE_SLOT, 40, (0,) * 8, tuple(range(20, 32)), True, GREEDY, drawn=0)
+    plan = AttentionPlan.of([decoding, filling], arena)
+    assert [group.pages.tolist() for group in plan.windowed] == [[28, 29, 30, 31], [18, 19]]
+    assert [len(group.pages) for group in plan.full] == [12, 20]
+
+
+def test_a_window_that_no_row_outgrew_costs_nothing(grouped: ModelConfig) -> None:
+    arena = _arena(replace(grouped, sliding_window=80, sliding_layers=frozenset({1})))
+    row = Row("s", BASE_SLOT, 79, (0,), tuple(range(20)), True, GREEDY, drawn=0)
+    plan = AttentionPlan.of([row], arena)
+    assert plan.windowed is plan.full

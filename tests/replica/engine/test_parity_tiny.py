@@ -215,8 +215,28 @@ def test_base_rows_do_not_notice_adapters_around_them(runner: Runner, folder: Pa
                 "original_max_position_embeddings": 32,
             }
         },
+        {"rope_scaling": {"type": "linear", "factor": 4.0}},
+        {
+            "family": "qwen2",
+            "rope_scaling": {
+                "type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 128,
+            },
+        },
+        {
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 3.0,
+                "original_max_position_embeddings": 64,
+                "attention_factor": 0.9,
+                "beta_fast": 8,
+                "beta_slow": 0.5,
+                "truncate": False,
+            }
+        },
     ],
-    ids=["multi-head-tied", "one-kv-head", "llama3-rope"],
+    ids=["multi-head-tied", "one-kv-head", "llama3-rope", "linear-rope", "yarn", "yarn-all-keys"],
 )
 def test_other_shapes_of_the_family_equal_transformers(
     sizes: dict[str, Any], tmp_path: Path

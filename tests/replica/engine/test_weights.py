@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
+from replica.engine.family import FAMILIES
 from replica.engine.model_config import BadBase, ModelConfig
 from replica.engine.tiny import tiny_model
 from replica.engine.weights import load_base
@@ -99,14 +100,26 @@ def test_a_broken_base_is_refused_by_name(fault: str, base: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model_type": "gpt2"}, "model_type"),
-        ({"attention_bias": True}, "attention_bias"),
-        ({"mlp_bias": True}, "mlp_bias"),
+        ({"model_type": "gpt2"}, "model_type 'gpt2'.* served are llama .*mistral.*qwen2.*qwen3"),
+        ({"model_type": ["llama"]}, "model_type"),
+        ({"model_type": "gemma3", "text_config": {}}, "text_config"),
+        ({"model_type": "mixtral", "num_local_experts": 8}, "num_local_experts.*mixture"),
+        ({"model_type": "qwen3_moe", "num_experts": 128}, "num_experts.*mixture"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "architectures.*LlamaForCausalLM"),
         ({"hidden_act": "gelu"}, "hidden_act"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config.*gptq"),
+        ({"compression_config": {"format": "int"}}, "compression_config"),
         ({"sliding_window": 128}, "sliding_window"),
-        ({"rope_scaling": {"type": "linear", "factor": 2}}, "linear"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 2}}, "yarn"),
+        ({"layer_types": ["full_attention", "chunked_attention"]}, "layer_types"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2}}, "dynamic"),
+        ({"rope_scaling": {"type": "longrope", "factor": 2}}, "longrope"),
+        ({"rope_scaling": {"type": "linear"}}, "factor"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2, "mscale": 1}}, "mscale"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "layer to layer"),
+        ({"rope_theta": 1.0}, "rope_theta"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads|key heads"),
+        ({"head_dim": 15}, "head_dim"),
         ({"num_hidden_layers": 0}, "num_hidden_layers"),
         ({"vocab_size": "many"}, "vocab_size"),
     ],
@@ -118,6 +131,106 @@ def test_what_is_not_computed_is_refused_by_its_key(
     _edit(base, **changes)
     with pytest.raises(BadBase, match=words):
         ModelConfig.from_dir(base)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "words"),
+    [
+        ("mistral", {"sliding_window": 0}, "sliding_window"),
+        ("mistral", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+        ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+        ("qwen3", {"use_sliding_window": True, "layer_types": ["full_attention"]}, "layer_types"),
+    ],
+)
+def test_windows_that_make_no_sense_are_refused(
+    family: str, changes: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    tiny_model(tmp_path, family=family)
+    _edit(tmp_path, **changes)
+    with pytest.raises(BadBase, match=words):
+        ModelConfig.from_dir(tmp_path)
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_keys_that_a_config_leaves_out_are_the_familys_own(family: str, tmp_path: Path) -> None:
+    from transformers import AutoConfig
+
+    body = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 96}
+    body |= {"num_hidden_layers": 30, "num_attention_heads": 32, "use_sliding_window": True}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family} | body))
+    ours, theirs = ModelConfig.from_dir(tmp_path), AutoConfig.from_pretrained(tmp_path)
+    width = getattr(theirs, "head_dim", theirs.hidden_size // theirs.num_attention_heads)
+    own = ["sliding_attention" if family == "mistral" else "full_attention"] * ours.num_layers
+    kinds = getattr(theirs, "layer_types", None) or own
+    assert (ours.num_kv_heads, ours.head_dim) == (theirs.num_key_value_heads, width)
+    assert ours.max_position_embeddings == theirs.max_position_embeddings
+    assert ours.sliding_window == getattr(theirs, "sliding_window", None)
+    assert [layer in ours.sliding_layers for layer in range(ours.num_layers)] == [
+        kind == "sliding_attention" for kind in kinds
+    ]
+    assert ours.rms_norm_eps == theirs.rms_norm_eps
+    assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
+
+
+@pytest.mark.parametrize(
+    ("family", "stray"),
+    [
+        ("llama", "self_attn.q_proj.bias"),
+        ("mistral", "self_attn.q_norm.weight"),
+        ("qwen2", "self_attn.o_proj.bias"),
+        ("qwen3", "mlp.gate_proj.weight_scale"),
+    ],
+)
+def test_a_tensor_that_no_layer_uses_is_refused_by_name(
+    family: str, stray: str, tmp_path: Path
+) -> None:
+    tiny_model(tmp_path, family=family)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    save_file(tensors | {f"model.layers.1.{stray}": torch.ones(8)}, path)
+    with pytest.raises(BadBase, match=rf"layers\.1\.{stray}"):
+        load_base(tmp_path, torch.float32, "cpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_weights_of_another_kind_than_float_are_refused(dtype: torch.dtype, base: Path) -> None:
+    path = base / "model.safetensors"
+    name = "model.layers.0.mlp.down_proj.weight"
+    tensors = load_file(path)
+    save_file(tensors | {name: tensors[name].to(dtype)}, path)
+    with pytest.raises(BadBase, match="quantised"):
+        load_base(base, torch.float32, "cpu")
+
+
+def test_a_saved_table_of_frequencies_is_left_alone(base: Path) -> None:
+    path = base / "model.safetensors"
+    table = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}
+    save_file(load_file(path) | table, path)
+    load_base(base, torch.float32, "cpu")
+
+
+def test_a_tied_head_that_was_saved_as_well_counts_when_it_differs(tmp_path: Path) -> None:
+    """As transformers reads it; an equal copy takes no memory of its own."""
+    tiny_model(tmp_path, tied=True)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    embed = tensors["model.embed_tokens.weight"]
+    save_file(tensors | {"lm_head.weight": embed.clone()}, path)
+    same = load_base(tmp_path, torch.float32, "cpu")
+    assert same.head.data_ptr() == same.embed.data_ptr()
+    save_file(tensors | {"lm_head.weight": embed + 1}, path)
+    assert torch.equal(load_base(tmp_path, torch.float32, "cpu").head, embed + 1)
+
+
+@pytest.mark.parametrize("missing", ["self_attn.k_proj.bias", "self_attn.k_norm.weight"])
+def test_what_a_family_has_must_be_in_the_file(missing: str, tmp_path: Path) -> None:
+    tiny_model(tmp_path, family="qwen3", extra={"attention_bias": True})
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    del tensors[f"model.layers.0.{missing}"]
+    save_file(tensors, path)
+    with pytest.raises(BadBase, match=missing):
+        load_base(tmp_path, torch.float32, "cpu")
 
 
 def test_a_folder_without_config_says_what_a_base_is(tmp_path: Path) -> None:
