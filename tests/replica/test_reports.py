@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -116,4 +117,6 @@ async def test_an_idle_replica_is_heard_each_heartbeat(serve: Any) -> None:
     async with served.http.get(served.url + "/reports") as reply:
         async with asyncio.timeout(5):
             reports = [decode_report(await reply.content.readline()) for _ in range(5)]
-    assert [report.seq - reports[0].seq for report in reports] == [0, 1, 2, 3, 4]
+    steps = [after.seq - before.seq for before, after in pairwise(reports)]
+    assert set(steps) <= {0, 1}  # a late engine's last line is told again rather than nothing
+    assert sum(steps) >= 2
