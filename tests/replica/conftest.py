@@ -63,11 +63,12 @@ class Served:
         def is_idle() -> bool:
             report = self.replica.front.report
             held = any(state.running for state in report.adapters)
-            return report.running == report.waiting == 0 and not held
+            # The report may be of just before: the pool is what it is now.
+            free = engine.pool.available == engine.pool.pages
+            return free and report.running == report.waiting == 0 and not held
 
-        await self.until(is_idle, within_s)
         engine = self.replica.engine
-        assert engine.pool.available == engine.pool.pages
+        await self.until(is_idle, within_s)
         engine.scheduler.check()
 
 
