@@ -18,6 +18,7 @@ class ReplicaError(Exception):
     type: ClassVar[str] = "server_error"
     code: ClassVar[str | None] = None
     retry_after_s: ClassVar[int | None] = None
+    retry_is_vain: ClassVar[bool] = False
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -33,7 +34,8 @@ class ReplicaError(Exception):
         return error_event(self.message, type=self.type, param=self.param, code=self.reason)
 
     def headers(self) -> dict[str, str]:
-        return {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
+        named = {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
+        return named | {"x-should-retry": "false"} if self.retry_is_vain else named
 
 
 class BadRequest(ReplicaError):
@@ -133,6 +135,12 @@ class SequenceFailed(ReplicaError):
     """This request's own computation failed; its neighbours go on."""
 
     code = "generation_failed"
+
+
+class LogitsNotFinite(SequenceFailed):
+    """The weights gave infinity or not-a-number; they would again, so SDKs are told not to try."""
+
+    retry_is_vain = True
 
 
 class EngineFailed(ReplicaError):

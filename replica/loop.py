@@ -29,7 +29,7 @@ from replica.core.sequence import Finish, Sequence
 from replica.core.step import Progress
 from replica.engine.host_adapter import HostAdapter
 from replica.engine.runner import BROKEN, Drawn, Runner
-from replica.errors import AdapterLost, BadRequest, ReplicaError, SequenceFailed
+from replica.errors import AdapterLost, BadRequest, LogitsNotFinite, ReplicaError, SequenceFailed
 from replica.generation import Event
 from replica.metrics import Metrics
 from replica.reports import Reports
@@ -224,11 +224,27 @@ class EngineLoop:
             del self._live[item.seq]
             self._metrics.ended(item.finish)
         if item.finish is Finish.ERROR:
-            lost = seq.adapter is not None and seq.admitted_at is None
-            error = AdapterLost(item.reason, param="model") if lost else SequenceFailed(item.reason)
+            error = self._failure(seq, item.reason, drawn)
         first = item.token is not None and len(seq.output) == 1
         scored = drawn if item.token is not None and drawn and drawn.logprob is not None else None
         return Event(item.seq, item.token, item.finish, seq.digest if first else "", error, scored)
+
+    def _failure(self, seq: Sequence, reason: str, drawn: Drawn | None) -> ReplicaError:
+        if seq.adapter is not None and seq.admitted_at is None:
+            return AdapterLost(reason, param="model")
+        if drawn is None or drawn.token != BROKEN:
+            return SequenceFailed(reason)
+        model = seq.adapter or self._config.base_name
+        if seq.grammar is not None:  # which of the two it was, the sampler does not tell
+            return SequenceFailed(
+                f"The reply of `{model}` cannot go on: its logits are not finite, or its JSON "
+                "schema gave up. Try without the schema."
+            )
+        return LogitsNotFinite(
+            f"The logits of `{model}` are not finite (infinity or NaN), so no token can be drawn. "
+            "Its weights overflow on this prompt; trying again gives the same.",
+            param="model",
+        )
 
     def _changed(self) -> None:
         """What is servable changed: that is said at once."""

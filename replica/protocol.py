@@ -58,6 +58,12 @@ class Message(Body):
             raise ValueError("is required")
         return content
 
+    @property
+    def calls(self) -> bool:
+        """Whether an assistant's turn called instead of saying something."""
+        extra = self.model_extra or {}
+        return bool(extra.get("tool_calls") or extra.get("function_call"))
+
     def plain(self) -> dict[str, Any]:
         return {"role": self.role, "content": self.content, **(self.model_extra or {})}
 
@@ -143,6 +149,11 @@ class ChatRequest(GenerationRequest):
 
     def check(self) -> None:
         super().check()
+        for index, message in enumerate(self.messages):
+            if message.content is None and not message.calls:
+                raise _clash(
+                    f"messages[{index}].content", "is required, unless the message has `tool_calls`"
+                )
         if self.top_logprobs and not self.logprobs:
             raise _clash("top_logprobs", "needs `logprobs` to be true")
 

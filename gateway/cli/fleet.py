@@ -48,8 +48,8 @@ class Fleet:
                     return
                 if monotonic() > deadline:
                     raise Failure(
-                        f"the gateway was not ready in {_READY_WAIT_S:g} s: {reply.text}. "
-                        f"Its log is in {self.home.logs}."
+                        f"the gateway was not ready in {_READY_WAIT_S:g} s: "
+                        f"{_what_lacks(reply.json())}. Its log is in {self.home.logs}."
                     )
                 await asyncio.sleep(_POLL_S)
 
@@ -109,3 +109,13 @@ class Fleet:
         with self.admin() as admin:
             seen = admin.get("replicas")["data"]
         return len(seen) >= len(self.replicas) and all(one["state"] == "up" for one in seen)
+
+
+def _what_lacks(detail: dict[str, Any]) -> str:
+    """An answer of /readyz in words."""
+    if detail["store"]["away"]:
+        return f"it cannot reach the store ({detail['store']['reason']})"
+    if not detail["registry"]["loaded"]:
+        return "it has not read its tenants from the store"
+    states = (f"{one['id']} is {one['state']}" for one in detail["replicas"])
+    return ", ".join(states) or "it knows no replica"

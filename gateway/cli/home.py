@@ -59,11 +59,10 @@ class Home:
         try:
             for folder in (self.root, self.fleet_file.parent, self.store, self.logs):
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                if not os.access(folder, os.W_OK | os.X_OK):  # it was there, and is read-only
+                    raise self._unwritable(f"{folder} is not writable")
         except OSError as error:
-            raise Failure(
-                f"cannot write to the data directory {self.root}: {error.strerror}. "
-                "Choose another with --data-dir or LORAPLEX_DATA."
-            ) from error
+            raise self._unwritable(error.strerror) from error
 
     def keys(self) -> Keys:
         raw = _read(self.keys_file)
@@ -79,7 +78,11 @@ class Home:
     @contextmanager
     def claimed(self) -> Iterator[None]:
         """One fleet a data directory; the kernel lets go when the process ends, however it ends."""
-        with (self.root / "run" / "lock").open("w") as lock:
+        try:
+            file = (self.root / "run" / "lock").open("w")
+        except OSError as error:
+            raise self._unwritable(f"{error.filename}: {error.strerror}") from error
+        with file as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -96,6 +99,12 @@ class Home:
 
     def announce(self, fleet: dict[str, Any]) -> None:
         _write_private(self.fleet_file, fleet)
+
+    def _unwritable(self, why: str | None) -> Failure:
+        return Failure(
+            f"cannot write to the data directory {self.root}: {why}. "
+            "Choose another with --data-dir or LORAPLEX_DATA."
+        )
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import io
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
@@ -64,6 +65,16 @@ def text(value: Any) -> str:
         case list() | tuple():
             return ", ".join(map(text, value))
     return str(value)
+
+
+def left(line: Row | None) -> str:
+    """One limit of `tenants/{id}/quota`."""
+    return "no limit" if line is None else f"{line['remaining']:,} of {line['limit']:,}"
+
+
+def when(at: float) -> str:
+    """Seconds since 1970, for people."""
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def note(message: str) -> None:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from gateway.cli.extra import require_replica
 from gateway.cli.failure import Failure, usage_failure
 from gateway.cli.home import Home
-from gateway.config import GatewayConfig
+from gateway.config import GatewayConfig, StoreConfig
 from shared.settings import BadSettings, load
 
 DEMO_BASE: Final = "demo"
@@ -28,8 +29,25 @@ class Plan:
 
     @property
     def external_store(self) -> bool:
-        """The configuration names a Redis of its own, so none is started."""
-        return "url" in self.config.store.model_fields_set
+        """The configuration names a store of the user's, so none is started.
+
+        It does when `store.url` is another than the default: the values are compared, since the
+        example that `loraplex gateway --example-config` prints spells every default out. (A Redis
+        that really is there can be named in another way: redis://localhost:6379/0.)
+        """
+        return _changed(self.config, "url")
+
+    @property
+    def spool(self) -> Path:
+        """In the data directory, unless the configuration names another than the default."""
+        if _changed(self.config, "spool"):
+            return self.config.store.spool
+        return self.home.store / "ledger.spool"
+
+
+def _changed(config: GatewayConfig, name: str) -> bool:
+    default = StoreConfig.model_fields[name].default
+    return bool(getattr(config.store, name) != default)
 
 
 def plan(
@@ -44,6 +62,7 @@ def plan(
     """Raises Failure: exit code 2 for what was asked wrongly, 1 for what this machine lacks."""
     if not 1 <= replicas <= REPLICAS_MAX:
         raise usage_failure(f"--replicas {replicas}: from 1 to {REPLICAS_MAX}.")
+    require_replica()
     settings = _settings(config, port)
     _check_port(settings.listen.host, settings.listen.port)
     if settings.admin.port == 0:

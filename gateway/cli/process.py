@@ -22,6 +22,7 @@ from shared.tasks import spawn
 
 _READY: Final = re.compile(rb"\bready on (https?://\S+)")
 _LOG_MAX_BYTES: Final = 16 << 20
+_TAIL_BYTES: Final = 8192
 _PR_SET_PDEATHSIG: Final = 1
 
 
@@ -37,6 +38,7 @@ class Child:
         self.log = log
         self._environ = {**os.environ, **environ}
         self._process: asyncio.subprocess.Process | None = None
+        self._log_from = 0  # where in its log this start begins
 
     @property
     def pid(self) -> int | None:
@@ -45,6 +47,7 @@ class Child:
     async def start(self, arguments: Sequence[str], *, timeout_s: float) -> str:
         """Run `python -m ARGUMENTS` and return the URL of its ready line. Raises Died."""
         with _log_file(self.log) as log:
+            self._log_from = log.tell()
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
@@ -91,14 +94,19 @@ class Child:
             self._process.kill()
 
     def tail(self, lines: int = 12) -> str:
-        """The last lines of its log, for a message."""
-        try:
-            with self.log.open("rb") as file:
-                file.seek(max(0, self.log.stat().st_size - 8192))
-                last = file.read().decode(errors="replace").splitlines()[-lines:]
-        except OSError:
-            return ""
-        return "\n".join([f"The end of {self.log}:", *(f"  {line}" for line in last)])
+        """The last lines that this start wrote to its log, for a message."""
+        return end_of(self.log, self._log_from, lines)
+
+
+def end_of(log: Path, start: int, lines: int = 12) -> str:
+    """The last lines of a log from the byte `start` on, for a message."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(start, log.stat().st_size - _TAIL_BYTES))
+            last = file.read().decode(errors="replace").splitlines()[-lines:]
+    except OSError:
+        return ""
+    return "\n".join([f"The end of {log}:", *(f"  {line}" for line in last)])
 
 
 def how(code: int) -> str:

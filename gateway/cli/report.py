@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from gateway.cli.ask import Answer
 from gateway.cli.fleet import Fleet
-from gateway.cli.output import table
+from gateway.cli.output import left, table
 
 Row = dict[str, Any]
 
@@ -105,9 +105,9 @@ def quotas(fleet: Fleet, answers: Sequence[Answer]) -> str:
                 {
                     "tenant": tenant,
                     "requests_left": said[tenant].requests_left,
-                    "now": _left(now["requests"]),
+                    "now": left(now["requests"]),
                     "tokens_left": said[tenant].tokens_left,
-                    "now ": _left(now["tokens"]),
+                    "now ": left(now["tokens"]),
                 }
             )
     return _titled("What each tenant had left of its minute, and has now", rows)
@@ -134,7 +134,3 @@ def _place(step: int) -> str:
 
 def _first(answer: Answer) -> int:
     return int(answer.requests_left.split()[0].replace(",", ""))
-
-
-def _left(line: Row | None) -> str:
-    return "no limit" if line is None else f"{line['remaining']:,} of {line['limit']:,}"

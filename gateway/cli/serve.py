@@ -12,7 +12,10 @@ from typing import Final
 
 import typer
 
+from gateway.cli.extra import require_replica
+
 PASSED_ON: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
+_ONLY_PRINTS: Final = frozenset({"--help", "--example-config"})
 
 
 def gateway(context: typer.Context) -> None:
@@ -22,6 +25,8 @@ def gateway(context: typer.Context) -> None:
 
 def replica(context: typer.Context) -> None:
     """Run one replica; `loraplex replica --help` lists its options."""
+    if not _ONLY_PRINTS.intersection(context.args):
+        require_replica()
     _become("replica", context.args)
 
 

@@ -19,6 +19,7 @@ from gateway.cli.failure import usage_failure
 from gateway.cli.output import JsonFlag, show_json, table
 
 LINEARS: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+_SHARE: Final = "share_of_projection"
 
 
 class Dtype(StrEnum):
@@ -57,7 +58,7 @@ def size(
 ) -> None:
     """How big is an adapter, beside its base.
 
-    Bytes and share of the base, for each projection and in all.
+    Bytes and share of each projection it adapts, and in all of the base.
     """
     names = [name.strip() for name in targets.split(",") if name.strip()]
     if unknown := sorted(set(names) - set(LINEARS)):
@@ -67,8 +68,8 @@ def size(
     if as_json:
         show_json(answer)
         return
-    columns = ["projection", "out", "in", "layers", "weights", "bytes", "share_of_base"]
-    rows = [row | {"share_of_base": percent(row["share_of_base"])} for row in answer["projections"]]
+    columns = ["projection", "out", "in", "layers", "weights", "bytes", _SHARE]
+    rows = [row | {_SHARE: percent(row[_SHARE])} for row in answer["projections"]]
     print(table(rows, columns))
     print(
         f"\nAn adapter of rank {rank} in {dtype}: {answer['weights']:,} weights, "
@@ -79,7 +80,8 @@ def size(
 
 
 def measure(shapes: Shapes, targets: list[str], rank: int, weight_bytes: int) -> dict[str, Any]:
-    """Sizes of one adapter; shares are fractions of what is adapted, or of the whole base."""
+    """Sizes of one adapter; shares are fractions of what their name says: one
+    projection in all layers, all that is adapted, the whole base."""
     rows: list[dict[str, Any]] = []
     for name in dict.fromkeys(targets):
         out, width = shapes.linears[name]
@@ -92,7 +94,7 @@ def measure(shapes: Shapes, targets: list[str], rank: int, weight_bytes: int) ->
                 "layers": shapes.layers,
                 "weights": weights,
                 "bytes": weights * weight_bytes,
-                "share_of_base": weights / (out * width * shapes.layers),
+                _SHARE: weights / (out * width * shapes.layers),
             }
         )
     total = sum(row["weights"] for row in rows)

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import yaml
 
@@ -26,10 +26,10 @@ from gateway.cli.demo_model import prepare_base, seed_adapters
 from gateway.cli.failure import Failure, one_failure
 from gateway.cli.first_run import FirstRun
 from gateway.cli.fleet import Fleet
+from gateway.cli.fleet_store import OwnStore, reach
 from gateway.cli.plan import Plan
 from gateway.cli.process import Child, Died, how
 from gateway.config import GatewayConfig, ReplicaEntry
-from gateway.store.embedded import EmbeddedStoreFailed, embedded
 from shared.clock import monotonic
 from shared.tasks import spawn, stop
 
@@ -43,6 +43,17 @@ _PAUSE_S: Final = 0.5
 _PAUSE_MAX_S: Final = 8.0
 _GRACE_S: Final = 5.0
 """On top of what a part allows itself for draining."""
+
+
+class Part(Protocol):
+    """What is kept alive: a `Child`, or the fleet's own store."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def exited(self) -> int: ...
+
+    def tail(self) -> str: ...
 
 
 class Supervisor:
@@ -66,9 +77,7 @@ class Supervisor:
         if plan.base is None and plan.adapters is None:
             seed_adapters(adapters)
         first_run = FirstRun(home, self._say)
-        url = plan.config.store.url
-        if not plan.external_store:
-            url = self._start_store()
+        url = await self._start_store()
         entries = await self._start_replicas(
             ["--base", str(base), "--adapters", str(adapters), "--threads", str(plan.threads)]
         )
@@ -112,12 +121,19 @@ class Supervisor:
                 child.kill()
         self._held.close()
 
-    def _start_store(self) -> str:
+    async def _start_store(self) -> str:
+        if self._plan.external_store:
+            await reach(self._plan.config.store)
+            return self._plan.config.store.url
         self._say("starting Valkey")
-        try:
-            return self._held.enter_context(embedded(self._plan.home.store))
-        except EmbeddedStoreFailed as error:
-            raise Failure(str(error)) from error
+        store = OwnStore(self._plan.home, self._held)
+
+        async def start_again() -> None:
+            await store.start_again()
+            self._say("Valkey is ready again, with what it held")
+
+        self._keep(store, start_again)
+        return store.url
 
     async def _start_replicas(self, arguments: list[str]) -> list[ReplicaEntry]:
         names = [f"replica-{index}" for index in range(self._plan.replicas)]
@@ -153,22 +169,22 @@ class Supervisor:
         self._keep(child, lambda: child.start(again, timeout_s=_GATEWAY_READY_S))
         return url
 
-    def _keep(self, child: Child, start_again: Callable[[], Awaitable[str]]) -> None:
-        self._keepers.append(spawn(self._keeper(child, start_again), name=f"keep {child.name}"))
+    def _keep(self, part: Part, start_again: Callable[[], Awaitable[object]]) -> None:
+        self._keepers.append(spawn(self._keeper(part, start_again), name=f"keep {part.name}"))
 
-    async def _keeper(self, child: Child, start_again: Callable[[], Awaitable[str]]) -> None:
+    async def _keeper(self, part: Part, start_again: Callable[[], Awaitable[object]]) -> None:
         deaths: deque[float] = deque(maxlen=_DEATHS_MAX)
         while True:
-            code = await child.exited()
+            code = await part.exited()
             deaths.append(monotonic())
             recent = [at for at in deaths if deaths[-1] - at < _DEATHS_WINDOW_S]
             if len(recent) == _DEATHS_MAX:
-                why = f"{child.name} died {_DEATHS_MAX} times in a row; giving up."
+                why = f"{part.name} died {_DEATHS_MAX} times in a row; giving up."
                 if not self._broken.done():
-                    self._broken.set_result(Failure(f"{why}\n{child.tail()}"))
+                    self._broken.set_result(Failure(f"{why}\n{part.tail()}"))
                 return
             pause_s = min(_PAUSE_MAX_S, _PAUSE_S * 2 ** (len(recent) - 1))
-            self._say(f"{child.name} {how(code)}; starting it again in {pause_s:g} s")
+            self._say(f"{part.name} {how(code)}; starting it again in {pause_s:g} s")
             await asyncio.sleep(pause_s)
             try:
                 await start_again()
@@ -203,9 +219,7 @@ def _gateway_config(
 ) -> GatewayConfig:
     """The user's file, with what only the supervisor knows laid over it."""
     given = plan.config
-    store = {"url": store_url}
-    if "spool" not in given.store.model_fields_set:
-        store["spool"] = str(plan.home.store / "ledger.spool")
+    store = {"url": store_url, "spool": str(plan.spool)}
     return GatewayConfig.model_validate(
         given.model_dump()
         | {

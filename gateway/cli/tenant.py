@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Annotated, Any, Final
 from urllib.parse import quote
 
@@ -9,12 +11,28 @@ import typer
 
 from gateway.cli.client import GatewayOption, admin
 from gateway.cli.failure import Failure, usage_failure
-from gateway.cli.output import JsonFlag, note, show, show_json, table
+from gateway.cli.output import JsonFlag, left, note, show, show_json, table, when
 
 UNLIMITED: Final = "none"
 _COLUMNS: Final = ("id", "weight", "requests_per_min", "tokens_per_min", "models")
 
-TenantArgument = Annotated[str, typer.Argument(metavar="TENANT")]
+
+def _given(name: str) -> Callable[[str], str]:
+    """An empty word is refused here: in an address of the admin API it would name another thing."""
+
+    def check(text: str) -> str:
+        if not text.strip():
+            raise usage_failure(f"{name} is empty: name one.")
+        return text
+
+    return check
+
+
+TenantArgument = Annotated[str, typer.Argument(metavar="TENANT", callback=_given("TENANT"))]
+KeyArgument = Annotated[
+    str,
+    typer.Argument(metavar="KEY_ID", help="As `tenant show` lists it.", callback=_given("KEY_ID")),
+]
 WeightOption = Annotated[
     float | None, typer.Option(metavar="W", help="Share of the fleet when tenants compete.")
 ]
@@ -41,7 +59,9 @@ def show_one(
 ) -> None:
     """One tenant: limits, what is left of them, keys (never the secrets)."""
     with admin(gateway) as api:
-        found = api.get(f"tenants/{quote(tenant, safe='')}")
+        path = f"tenants/{quote(tenant, safe='')}"
+        found, quota = api.get(path), api.get(f"{path}/quota")
+    found["left"] = {name: quota[name] for name in ("requests", "tokens", "degraded")}
     if as_json:
         show_json(found)
         return
@@ -111,7 +131,7 @@ def key_create(
 
 def key_revoke(
     tenant: TenantArgument,
-    key: Annotated[str, typer.Argument(metavar="KEY_ID", help="As `tenant show` lists it.")],
+    key: KeyArgument,
     gateway: GatewayOption = "",
 ) -> None:
     """Make a key worthless, at once."""
@@ -128,6 +148,8 @@ def _fields(
     limits = {name: _limit(name, text) for name, text in given.items() if text is not None}
     body: dict[str, Any] = {}
     if weight is not None:
+        if not math.isfinite(weight):
+            raise usage_failure(f"--weight {weight}: a finite number above 0.")
         body["weight"] = weight
     if models:
         body["models"] = models
@@ -153,9 +175,13 @@ def _report(tenant: dict[str, Any], as_json: bool) -> None:
 
 
 def _print(tenant: dict[str, Any]) -> None:
-    print(table([_flat(tenant)], _COLUMNS))
+    lines = {f"{name}_left": left(tenant["left"][name]) for name in ("requests", "tokens")}
+    print(table([_flat(tenant) | lines], (*_COLUMNS, *lines)))
+    if tenant["left"]["degraded"]:
+        note("the store does not answer: what is left is this gateway's own count")
     print()
-    show(tenant["keys"], ("id", "prefix", "created"), empty="no keys")
+    keys = [key | {"created": when(key["created"])} for key in tenant["keys"]]
+    show(keys, ("id", "prefix", "created"), empty="no keys")
 
 
 def _flat(tenant: dict[str, Any]) -> dict[str, Any]:

@@ -54,7 +54,8 @@ def up(
 ) -> None:
     """Run a whole fleet on this machine.
 
-    Gateway, replicas and their store, until Ctrl-C, which drains and ends them.
+    Gateway, replicas and their store, until Ctrl-C, which drains and ends them. With a --config
+    whose store.url is not the default, that store is used and none is started.
     """
     asked = plan(
         home=home(data_dir),

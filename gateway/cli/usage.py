@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
 from gateway.cli.client import GatewayOption, admin
+from gateway.cli.failure import usage_failure
 from gateway.cli.output import csv_text, show, show_json
+from shared.clock import wall
 
 
 class Format(StrEnum):
@@ -32,6 +35,7 @@ def usage(
     gateway: GatewayOption = "",
 ) -> None:
     """Requests and tokens of each tenant and adapter, hour by hour."""
+    _check(start, end)
     with admin(gateway) as api:
         rows = api.get("usage", **{"from": start, "to": end, "by": by})["data"]
     columns = list(rows[0]) if rows else []
@@ -41,3 +45,24 @@ def usage(
         print(csv_text(rows, columns), end="")
     else:
         show(rows, columns, empty="nothing was used in that time")
+
+
+def _check(start: str | None, end: str | None) -> None:
+    """The gateway would answer a time that runs backwards with nothing, which reads as no use."""
+    began_at = None if start is None else _seconds("--from", start)
+    ended_at = wall() if end is None else _seconds("--to", end)
+    if began_at is not None and began_at > ended_at:
+        until = "now" if end is None else f"--to {end}"
+        raise usage_failure(f"--from {start} is later than {until}: give the earlier time first.")
+
+
+def _seconds(flag: str, text: str) -> float:
+    """As the gateway reads it: ISO 8601, UTC when it names no zone, or seconds since 1970."""
+    try:
+        if text.strip().replace(".", "", 1).isdecimal():
+            return datetime.fromtimestamp(float(text), UTC).timestamp()
+        at = datetime.fromisoformat(text.strip())
+        return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError, OSError):
+        hint = "a time such as 2026-11-29T15:00Z, or seconds since 1970"
+        raise usage_failure(f"{flag} {text!r}: not {hint}.") from None

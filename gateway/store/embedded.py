@@ -37,9 +37,56 @@ class EmbeddedStoreFailed(RuntimeError):
     """The text says why, and what to do."""
 
 
+class Server:
+    """A running server, as whoever keeps it sees it: its URL, whether it lives, a new start.
+
+    `url` stays the same over every start, and so does what was written: the append-only file is
+    read again. Made by `serving`.
+    """
+
+    def __init__(self, data_dir: Path, path: Path, lock: int) -> None:
+        self.url = f"unix://{path}"
+        self.log = data_dir / "store.log"
+        self._data_dir = data_dir
+        self._path = path
+        self._lock = lock
+        self.log.write_bytes(b"")
+        self._process = self._spawned()
+
+    def poll(self) -> int | None:
+        """None while it runs; then its exit status, negative for a signal."""
+        return self._process.poll()
+
+    def spawn(self) -> None:
+        """Start it again after it has ended; returns at once, and `wait_ready` must follow.
+
+        Call this in the thread that called `serving`: the server dies with the one that started it.
+        """
+        if self.poll() is None:
+            raise ValueError("it still runs")
+        self._process = self._spawned()
+
+    def wait_ready(self) -> None:
+        """Block until it answers. Raises EmbeddedStoreFailed, and then it has been ended."""
+        try:
+            _wait_ready(self._process, self._path, self._data_dir)
+        except EmbeddedStoreFailed:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Harmless when it has ended."""
+        _stop(self._process)
+
+    def _spawned(self) -> subprocess.Popen[bytes]:
+        process = _started(_binary(), self._data_dir, self._path, self._lock)
+        os.pwrite(self._lock, b"%-20d" % process.pid, 0)
+        return process
+
+
 @contextmanager
-def embedded(data_dir: Path) -> Iterator[str]:
-    """Run a server on `data_dir` while the block runs; the value is its `unix://` URL.
+def serving(data_dir: Path) -> Iterator[Server]:
+    """Run a server on `data_dir` while the block runs.
 
     Raises EmbeddedStoreFailed when the directory is in use, no binary is found, or it will not
     start. The server dies with the calling thread (so call this in the main one), however that
@@ -53,13 +100,19 @@ def embedded(data_dir: Path) -> Iterator[str]:
             f"the data directory {data_dir} cannot be made: {error}"
         ) from error
     with _owned(data_dir) as lock, _socket_path(data_dir) as path:
-        process = _started(_binary(), data_dir, path, lock)
+        server = Server(data_dir, path, lock)
         try:
-            os.pwrite(lock, b"%-20d" % process.pid, 0)
-            _wait_ready(process, path, data_dir)
-            yield f"unix://{path}"
+            server.wait_ready()
+            yield server
         finally:
-            _stop(process)
+            server.stop()
+
+
+@contextmanager
+def embedded(data_dir: Path) -> Iterator[str]:
+    """`serving`, for whoever needs only the `unix://` URL."""
+    with serving(data_dir) as server:
+        yield server.url
 
 
 @contextmanager
@@ -146,7 +199,7 @@ def _started(binary: str, data_dir: Path, path: Path, lock: int) -> subprocess.P
     words = [binary]
     for name, value in options.items():
         words += [f"--{name}", value]
-    with (data_dir / "store.log").open("wb") as log:
+    with (data_dir / "store.log").open("ab") as log:
         return subprocess.Popen(
             words,
             stdin=subprocess.DEVNULL,

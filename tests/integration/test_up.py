@@ -13,6 +13,9 @@ import httpx
 import pytest
 from local_fleet import LORAPLEX, RunningFleet, eventually, running
 
+from gateway.config import GatewayConfig
+from shared import settings
+
 TOKENS = 2000
 
 
@@ -120,6 +123,45 @@ def test_a_gateway_comes_back_where_it_was_and_a_hopeless_replica_ends_the_fleet
     assert "The end of" in said
 
 
+def valkey(fleet: RunningFleet) -> int:
+    return int((fleet.data / "store" / "lock").read_text())
+
+
+def tokens_left(fleet: RunningFleet) -> int:
+    """After one small request more."""
+    reply = httpx.post(
+        f"{fleet.url}/v1/completions",
+        json={"model": fleet.base, "prompt": "a", "max_tokens": 1},
+        headers={"Authorization": f"Bearer {fleet.key()}"},
+        timeout=60,
+    )
+    assert reply.status_code == 200, reply.text
+    return int(reply.headers["x-ratelimit-remaining-tokens"])
+
+
+def test_a_killed_valkey_comes_back_with_tenants_and_quotas(tiny: Path, tmp_path: Path) -> None:
+    config = tmp_path / "gateway.yaml"
+    example = settings.example(GatewayConfig)  # with which, as printed, `up` has to start
+    config.write_text(example.replace("timeout_s: 0.05", "timeout_s: 1"))
+    words = ("--replicas", "1", "--config", str(config))
+    with running(tmp_path / "data", tiny / "base", tiny / "adapters", *words) as fleet:
+        # 42 tokens come back each second: most of what is spent stays spent while the test lasts
+        fleet.cli("tenant", "set", "acme", "--tokens-per-min", "2500")
+        client = Stream(fleet)
+        client.start()
+        client.join()
+        assert tokens_left(fleet) < 1300
+        first = valkey(fleet)
+        os.kill(first, signal.SIGKILL)
+        eventually(lambda: "Valkey is ready again" in fleet.said.read_text())
+        assert "Valkey was killed by SIGKILL; starting it again in 0.5 s" in fleet.said.read_text()
+        assert valkey(fleet) != first
+        eventually(lambda: not httpx.get(f"{fleet.url}/readyz").json()["degraded"])
+        assert tokens_left(fleet) < 2300  # a forgotten bucket would be full
+        fleet.cli("tenant", "set", "acme", "--weight", "3")
+        assert fleet.cli("tenant", "show", "acme", "--json")["weight"] == 3
+
+
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_it_starts_leaves_nothing_behind(
     tiny: Path, tmp_path: Path, signal_number: signal.Signals
@@ -156,3 +198,18 @@ def test_what_cannot_work_is_one_clear_line(
     assert done.returncode == code
     assert said.lower() in done.stderr.lower()
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_store_of_ones_own_that_is_not_there_is_named_before_a_replica_starts(
+    tiny: Path, tmp_path: Path
+) -> None:
+    config = tmp_path / "gateway.yaml"
+    config.write_text(f"store: {{url: 'unix://me:hush@{tmp_path}/none.sock'}}")
+    words = ["up", "--port", "0", "--data-dir", str(tmp_path), "--base", str(tiny / "base")]
+    asked = [*LORAPLEX, *words, "--config", str(config)]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    (error,) = done.stderr.splitlines()
+    assert f"the store at unix://{tmp_path}/none.sock (store.url) cannot be reached" in error
+    assert "remove store.url" in error
+    assert "hush" not in error

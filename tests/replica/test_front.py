@@ -13,6 +13,8 @@ import aiohttp
 import openai
 import orjson
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from replica.core.step import Step
 from replica.engine.adapter_store import AdapterFolder, BadAdapter, HostAdapter
@@ -297,6 +299,20 @@ async def test_a_row_that_is_not_finite_ends_its_own_request_only(
     (status, reply), text = await asyncio.gather(bad, good)
     assert (status, reply["error"]["code"]) == (500, "generation_failed")
     assert text == expected
+    await served.idle()
+
+
+async def test_weights_that_overflow_are_said_and_not_tried_again(serve: Any, store: Path) -> None:
+    weights = store / "ada" / "adapter_model.safetensors"
+    tensors = {name: torch.full_like(each, 1e30) for name, each in load_file(weights).items()}
+    save_file(tensors, weights)
+    served = await serve(adapters=store)
+    url = served.url + "/v1/completions"
+    async with served.http.post(url, json=_body("ada", stream=False)) as reply:
+        error = (await reply.json())["error"]
+        assert (reply.status, error["code"]) == (500, "generation_failed")
+        assert "logits of `ada` are not finite" in error["message"]
+        assert reply.headers["x-should-retry"] == "false"
     await served.idle()
 
 

@@ -33,6 +33,11 @@ def _refused(body: dict[str, Any], kind: Any = ChatRequest) -> BadRequest:
         ({"messages": [{"content": "hi"}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [*CHAT["messages"], {"role": "user", "content": 3}]}, "messages[1].content"),
+        ({"messages": [{"role": "assistant", "content": None}]}, "messages[0].content"),
+        (
+            {"messages": [*CHAT["messages"], {"role": "assistant", "tool_calls": []}]},
+            "messages[1].content",
+        ),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             "messages[0].content",

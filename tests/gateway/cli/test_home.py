@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
@@ -51,3 +52,15 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(Failure, match=r"LORAPLEX_DATA"):
         Home(tmp_path / "file" / "data").make()
+
+
+def test_a_read_only_place_is_named_though_its_folders_are_there(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = rf"cannot write to the data directory {home.root}: .*LORAPLEX_DATA"
+    (home.root / "run" / "lock").mkdir()  # what even root cannot open to write
+    with pytest.raises(Failure, match=said):
+        home.claimed().__enter__()
+    monkeypatch.setattr(os, "access", lambda path, mode: path != home.store)
+    with pytest.raises(Failure, match=f"{home.store} is not writable.*LORAPLEX_DATA"):
+        home.make()

@@ -7,10 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from gateway.cli import extra
 from gateway.cli.failure import FAILED, USAGE, Failure
 from gateway.cli.home import Home
 from gateway.cli.plan import Plan, plan
+from gateway.cli.root import app
+from gateway.config import GatewayConfig
+from shared import settings
 
 
 def make(tmp_path: Path, **changes: Any) -> Plan:
@@ -85,3 +90,35 @@ def test_a_config_that_names_a_store_keeps_it(tmp_path: Path) -> None:
     asked = make(tmp_path, config=config)
     assert asked.external_store
     assert asked.config.listen.port == 0  # --port wins over the file
+
+
+def test_the_printed_example_names_no_store_and_no_spool_of_its_own(tmp_path: Path) -> None:
+    config = tmp_path / "gateway.yaml"
+    config.write_text(settings.example(GatewayConfig).replace("port: 8080", "port: 0"))
+    asked = make(tmp_path, config=config, port=None)
+    assert "url" in asked.config.store.model_fields_set
+    assert not asked.external_store
+    assert asked.spool == tmp_path / "store" / "ledger.spool"
+
+
+def test_a_spool_of_ones_own_stays(tmp_path: Path) -> None:
+    config = tmp_path / "gateway.yaml"
+    config.write_text("store: {spool: /elsewhere/spool}")
+    assert make(tmp_path, config=config).spool == Path("/elsewhere/spool")
+
+
+def test_an_install_without_the_replica_extra_is_told_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found(name: str) -> object:
+        return None if name in ("torch", "jinja2") else object()
+
+    monkeypatch.setattr(extra, "find_spec", found)
+    with pytest.raises(Failure) as caught:
+        make(tmp_path)
+    assert caught.value.code == FAILED
+    assert str(caught.value) == (
+        "a replica cannot run here without torch, jinja2: pip install 'loraplex[replica]'"
+    )
+    result = CliRunner().invoke(app, ["replica", "--base", "base"])
+    assert isinstance(result.exception, Failure)

@@ -72,6 +72,17 @@ async def test_it_can_start_again_under_the_same_name(tmp_path: Path) -> None:
     await part.stop(grace_s=10)
 
 
+async def test_the_end_of_its_log_is_that_of_this_start(tmp_path: Path) -> None:
+    part = child(tmp_path, "import sys; print('an old trouble', file=sys.stderr); sys.exit(3)")
+    with pytest.raises(Died, match="an old trouble"):
+        await part.start(["part"], timeout_s=30)
+    part = child(tmp_path, "import sys; print('a new one', file=sys.stderr); sys.exit(4)")
+    with pytest.raises(Died, match="a new one") as caught:
+        await part.start(["part"], timeout_s=30)
+    assert "an old trouble" not in str(caught.value)
+    assert "an old trouble" in part.log.read_text()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells it on Linux only")
 def test_a_killed_supervisor_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "part.py").write_text(f"{READY}\nimport time; time.sleep(60)")

@@ -40,7 +40,13 @@ def test_rank_16_on_4096_by_4096_is_under_one_percent(tmp_path: Path) -> None:
     (row,) = answer["projections"]
     assert (row["out"], row["in"]) == (4096, 4096)
     assert row["weights"] == 32 * 131_072
-    assert percent(row["share_of_base"]) == "0.781 %"
+    assert percent(row["share_of_projection"]) == "0.781 %"
+
+
+def test_the_share_of_the_base_is_said_of_the_whole_adapter_only(tmp_path: Path) -> None:
+    answer = measure(read_shapes(config(tmp_path)), ["q_proj", "down_proj"], 16, 2)
+    assert answer["share_of_base"] == answer["weights"] / answer["base_weights"]
+    assert all("share_of_base" not in row for row in answer["projections"])
 
 
 def test_the_base_of_llama_2_7b_has_its_6_738_415_616_weights(tmp_path: Path) -> None:
