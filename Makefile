@@ -4,7 +4,7 @@ BIN := .venv/bin
 UV_VERSION := 0.13.9
 TORCH = $(shell grep '^torch==' .locks/pins.txt)
 
-.PHONY: demo test lint lock clean help
+.PHONY: demo test lint bench-gateway lock clean help
 .DEFAULT_GOAL := help
 
 demo: .venv/.demo  ## a fleet on this machine answers as a base and three adapters; ARGS=--once ends by itself
@@ -19,6 +19,9 @@ lint: .venv/.dev  ## style, types and the direction of imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+bench-gateway: .venv/.dev  ## CPU of the gateway a request and a chunk, beside a bare proxy (ARGS=--help)
+	@$(BIN)/python -m loadtests.bench_gateway $(ARGS)
+
 lock: .venv/.uv  ## resolve pyproject.toml again into .locks/, keeping what need not change (ARGS=--upgrade does not)
 	@$(call resolve,dev,--extra replica --extra demo --extra dev --extra loadtests)
 	@$(call resolve,demo,--extra replica --extra demo --constraint .locks/dev.lock)
@@ -29,7 +32,7 @@ clean:  ## remove the virtual environment and caches; models and keys in the dat
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # torch goes first, by pip: uv alone does not see pip's settings and may take another build of it.
 .venv/.uv: .locks/pins.txt

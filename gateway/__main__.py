@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 import uvloop
 
 from gateway import app as gateway_app
+from gateway import workers as gateway_workers
 from gateway.config import GatewayConfig
 from shared import logs, settings
 
@@ -19,7 +21,7 @@ cli = typer.Typer(add_completion=False, rich_markup_mode=None)
 @cli.command(
     help="The gateway: one OpenAI-compatible endpoint for all tenants, over a fleet of replicas.",
     epilog="Example: python -m gateway --example-config > gateway.yaml; "
-    "python -m gateway --config gateway.yaml --port 8080",
+    "python -m gateway --config gateway.yaml --port 8080 --workers 4",
 )
 def main(
     config: Annotated[
@@ -28,6 +30,15 @@ def main(
     port: Annotated[
         int | None, typer.Option(help="Tenants' port, over the file's; 0 takes a free one.")
     ] = None,
+    workers: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=gateway_workers.WORKERS_MAX,
+            help="Processes that share the port, for as many cores; worker i has admin port + i.",
+        ),
+    ] = 1,
+    worker: Annotated[bool, typer.Option("--worker", hidden=True)] = False,
     check_config: Annotated[
         bool, typer.Option("--check-config", help="Say whether the file is right, and stop.")
     ] = False,
@@ -38,6 +49,20 @@ def main(
     if example_config:
         print(settings.example(GatewayConfig), end="")
         return
+    if worker:
+        given = gateway_workers.read_config()
+        _serve(gateway_app.run(given, until=gateway_workers.supervisor_gone), given)
+        return
+    loaded = _loaded(config, port)
+    if check_config:
+        print("the configuration is right")
+    elif workers == 1:
+        _serve(gateway_app.run(loaded), loaded)
+    else:
+        _serve(gateway_workers.run(loaded, workers), loaded)
+
+
+def _loaded(config: Path | None, port: int | None) -> GatewayConfig:
     try:
         loaded = settings.load(GatewayConfig, config)
         if port is not None:
@@ -49,14 +74,18 @@ def main(
     except settings.BadSettings as error:
         print(error, file=sys.stderr)
         raise typer.Exit(2) from None
-    if check_config:
-        print("the configuration is right")
-        return
-    logs.configure(level=loaded.log_level)
+    return loaded
+
+
+def _serve(work: Coroutine[Any, Any, None], config: GatewayConfig) -> None:
+    logs.configure(level=config.log_level)
     try:
-        uvloop.run(gateway_app.run(loaded))
+        uvloop.run(work)
     except OSError as error:
         print(f"cannot listen: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    except gateway_workers.WorkerFailed as error:
+        print(error, file=sys.stderr)
         raise typer.Exit(1) from None
 
 

@@ -134,8 +134,10 @@ class _Admin:
         return listed([key_row(key) for key in self._registry.keys(tenant.id)])
 
     async def key_create(self, request: web.Request) -> web.StreamResponse:
-        await parsed(request, ())
-        key, secret = await self._registry.key_create(request.match_info["tenant"])
+        given = (await parsed(request, ("secret",))).get("secret")
+        if given is not None and not isinstance(given, str):
+            raise BadField("secret", "must be a string")
+        key, secret = await self._registry.key_create(request.match_info["tenant"], given)
         return answer({**key_row(key), "tenant": key.tenant, "secret": secret}, status=201)
 
     async def key_revoke(self, request: web.Request) -> web.StreamResponse:

@@ -19,7 +19,9 @@ def key_row(key: Key) -> dict[str, Any]:
 
 def replica_row(view: ReplicaView, now: float) -> dict[str, Any]:
     row = asdict(view)
-    del row["adapters"], row["reported_at"]
+    del row["adapters"], row["reported_at"], row["ejected_until"]
+    until = view.ejected_until
+    row["ejected_s_left"] = None if until is None else max(0.0, until - now)
     row["reported_s_ago"] = None if view.reported_at is None else now - view.reported_at
     row["resident"] = view.by_tier()[Tier.GPU]
     row["adapters"] = sum(s.status is not AdapterStatus.FAILED for s in view.adapters)

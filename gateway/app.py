@@ -8,17 +8,21 @@ ledger is flushed last, so that no finished request goes unbilled.
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
 
 from aiohttp import web
 
 from gateway.admin import AdminServices, add_admin_routes
-from gateway.config import GatewayConfig
+from gateway.config import GatewayConfig, ReplicaEntry
+from gateway.core.breaker import HealthRules
 from gateway.core.dispatcher import Dispatcher, ReplicaState
-from gateway.forward import Forwarder
+from gateway.engines.openai import OpenAIServer
+from gateway.forward import Forwarder, Timeouts
 from gateway.handlers import Handlers
+from gateway.idempotency import Idempotency
 from gateway.ledger import Ledger
 from gateway.listener import Listener
 from gateway.metrics import Metrics
@@ -38,9 +42,10 @@ _END_S: Final = 2.0  # ended requests need one turn of the loop; this is for a l
 
 
 class Gateway:
-    def __init__(self, config: GatewayConfig) -> None:
-        """Raises BadSettings; touches nothing outside."""
+    def __init__(self, config: GatewayConfig, *, shared: bool = False) -> None:
+        """`shared`: one of several workers on one port. Raises BadSettings; touches nothing."""
         self._config = config
+        self._shared = shared
         self.metrics = Metrics()
         self.store = Store(
             config.store.url, prefix=config.store.prefix, timeout_s=config.store.timeout_s
@@ -48,7 +53,9 @@ class Gateway:
         self.registry = Registry(self.store)
         self.quota = Quota(self.store, config.quota)
         self.ledger = Ledger(self.store, config.store.spool)
-        self.pump = Pump(_dispatcher(config), observe=self.metrics.decision)
+        self.pump = Pump(
+            _dispatcher(config), observe=self.metrics.decision, judged=self.metrics.verdict
+        )
         self._upstreams = upstreams(config)
         self._handlers = Handlers(
             config=config,
@@ -61,7 +68,9 @@ class Gateway:
                 config=config.forward,
                 token=config.fleet.token,
                 metrics=self.metrics,
+                timeouts=_timeouts(config),
             ),
+            idempotency=Idempotency(self.store),
             metrics=self.metrics,
         )
         self._listeners = self._make_listeners()
@@ -85,19 +94,27 @@ class Gateway:
         await self.store.start()
         await self.registry.start()
         await self.ledger.start()
-        for replica, upstream in self._upstreams.items():
-            self.pump.replica_added(replica)
-            watch = Watch(
-                replica,
-                upstream,
-                self.pump,
-                token=self._config.fleet.token,
-                silence_heartbeats=self._config.fleet.silence_heartbeats,
-                metrics=self.metrics,
-            )
-            self._watches.append(tasks.spawn(watch.run(), name=f"watch {replica}"))
+        for entry in self._config.fleet.replicas:
+            self.pump.replica_added(ReplicaId(entry.id))
+            watch = self._watch(entry)
+            self._watches.append(tasks.spawn(watch.run(), name=f"watch {entry.id}"))
         for listener in self._listeners:
             await listener.start()
+
+    def _watch(self, entry: ReplicaEntry) -> Watch | OpenAIServer:
+        fleet, replica = self._config.fleet, ReplicaId(entry.id)
+        upstream, patience = self._upstreams[replica], fleet.silence_heartbeats
+        if entry.kind == "openai":
+            return OpenAIServer(entry, upstream, self.pump, silence_heartbeats=patience)
+        return Watch(
+            replica,
+            upstream,
+            self.pump,
+            token=fleet.token,
+            silence_heartbeats=patience,
+            metrics=self.metrics,
+            probe_s=fleet.probe_s,
+        )
 
     async def drain(self, hurry: asyncio.Event) -> None:
         """Let what runs finish within `drain_s`, or until `hurry`; end the rest with an error."""
@@ -128,11 +145,24 @@ class Gateway:
     def _make_listeners(self) -> list[Listener]:
         config = self._config
         app = web.Application(client_max_size=config.listen.body_max_bytes)
-        listeners = [Listener(app, host=config.listen.host, port=config.listen.port)]
+        listen = config.listen
+        listeners = [
+            Listener(
+                app,
+                host=listen.host,
+                port=listen.port,
+                limits=listen,
+                shared=self._shared,
+                serve=self._handlers.serve,
+                stall_s=config.forward.idle_timeout_s,
+            )
+        ]
         admin_app = app
         if config.admin.port is not None:
             admin_app = web.Application()
-            listeners.append(Listener(admin_app, host=config.admin.host, port=config.admin.port))
+            listeners.append(
+                Listener(admin_app, host=config.admin.host, port=config.admin.port, limits=listen)
+            )
         services = AdminServices(
             registry=self.registry,
             quota=self.quota,
@@ -143,7 +173,7 @@ class Gateway:
         add_admin_routes(admin_app, services, config.admin.key)
         self._handlers.add_routes(app)
         Models(self.registry, self.pump.dispatcher).add_routes(app)
-        Probes(
+        probes = Probes(
             registry=self.registry,
             store=self.store,
             quota=self.quota,
@@ -151,7 +181,10 @@ class Gateway:
             pump=self.pump,
             metrics=self.metrics,
             draining=lambda: self._handlers.draining,
-        ).add_routes(app)
+        )
+        probes.add_routes(app, one_of_many=self._shared)
+        if admin_app is not app:
+            probes.add_routes(admin_app)
         return listeners
 
     def _gauges(self) -> None:
@@ -175,23 +208,34 @@ class Gateway:
             self.metrics.watch(name, text, read)
 
 
-async def run(config: GatewayConfig) -> None:
-    """Serve until SIGTERM or SIGINT; a second one hurries the drain."""
+async def run(
+    config: GatewayConfig, *, until: Callable[[], Coroutine[Any, Any, None]] | None = None
+) -> None:
+    """Serve until SIGTERM or SIGINT; a second one hurries the drain.
+
+    `until` is for one of several workers on the port: what it waits for ends it as well."""
     stop, hurry = asyncio.Event(), asyncio.Event()
 
     def asked() -> None:
         (hurry if stop.is_set() else stop).set()
 
+    async def gone(wait: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        await wait()
+        stop.set()
+
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, asked)
-    gateway = Gateway(config)
+    gateway = Gateway(config, shared=until is not None)
+    others = [] if until is None else [tasks.spawn(gone(until), name="supervisor")]
     try:
         await gateway.start()
+        _settle_memory()
         print(f"loraplex gateway ready on {gateway.url}", flush=True)
         await stop.wait()
         await gateway.drain(hurry)
     finally:
+        await tasks.stop(*others)
         await gateway.close()
 
 
@@ -226,7 +270,30 @@ def _dispatcher(config: GatewayConfig) -> Dispatcher:
         output_weight=queue.output_weight,
         warm_wait_s=queue.warm_wait_s,
         silence_heartbeats=config.fleet.silence_heartbeats,
+        health=HealthRules(**config.health.model_dump()),
     )
+
+
+def _timeouts(config: GatewayConfig) -> dict[ReplicaId, Timeouts]:
+    """Of every replica: its own, where it has any."""
+    usual = config.forward
+    return {
+        ReplicaId(entry.id): Timeouts(
+            entry.first_byte_timeout_s or usual.first_byte_timeout_s,
+            entry.idle_timeout_s or usual.idle_timeout_s,
+        )
+        for entry in config.fleet.replicas
+    }
+
+
+def _settle_memory() -> None:
+    """What start has made stays: never look at it again for garbage, and look at the rest rarely.
+
+    A request leaves hardly a cycle behind; the usual 700 objects would mean a look every few.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 async def _wait(event: asyncio.Event) -> None:

@@ -10,8 +10,7 @@ is checked against what the tenant may use.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 
@@ -31,8 +30,7 @@ _FORBIDDEN: Final = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(NamedTuple):
     model: str
     stream: bool
     keep_usage: bool  # the client asked for the usage event
@@ -46,19 +44,22 @@ def parse(raw: bytes, *, default_max_tokens: int) -> Ask:
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
-        at = len(error.doc[: error.pos].encode(errors="replace"))
-        raise BadRequest(f"The body is not valid JSON: {error.msg}, at byte {at}.") from None
+        why = f"{error.msg}, at byte {_byte_at(raw, error)}"
+        raise BadRequest(f"The body is not valid JSON: {why}.") from None
     if not isinstance(body, dict):
         raise BadRequest(f"The body must be a JSON object, not {_kind(body)}.")
-    if forbidden := min(_FORBIDDEN & body.keys(), default=None):
+    if not _FORBIDDEN.isdisjoint(body):
+        forbidden = min(_FORBIDDEN & body.keys())
         raise _bad(forbidden, "is not accepted: only `model` selects an adapter")
     model = _model(body)
     stream = _stream(body)
-    options = _options(body)
+    options = _options(body) if "stream_options" in body else None
     per_choice = _count(body, "max_completion_tokens") or _count(body, "max_tokens")
-    choices = max(_count(body, "n") or 1, _count(body, "best_of") or 1)
-    if choices > CHOICES_MAX:
-        raise _bad("n", f"must be at most {CHOICES_MAX}")
+    choices = 1
+    if "n" in body or "best_of" in body:
+        choices = max(_count(body, "n") or 1, _count(body, "best_of") or 1)
+        if choices > CHOICES_MAX:
+            raise _bad("n", f"must be at most {CHOICES_MAX}")
     return Ask(
         model=model,
         stream=stream,
@@ -151,3 +152,12 @@ def _kind(value: object) -> str:
             return "an array"
         case _:
             return "an object"
+
+
+def _byte_at(raw: bytes, error: orjson.JSONDecodeError) -> int:
+    """orjson counts characters, and none where the text is not UTF-8."""
+    try:
+        raw.decode()
+    except UnicodeDecodeError as broken:
+        return broken.start
+    return len(error.doc[: error.pos].encode(errors="replace"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
@@ -15,7 +16,15 @@ class ListenConfig(Settings):
     port: int = Field(8080, ge=0, le=65535)
     """TCP port for tenants; 0 takes a free one, which the ready line names."""
     body_max_bytes: int = Field(10 << 20, ge=1024)
-    """A larger request body is refused with 413."""
+    """A larger request body is refused with 413; of a compressed one, what it unpacks to."""
+    header_max_bytes: int = Field(16 << 10, ge=1024)
+    """A larger request line, header or sum of headers is refused with 431."""
+    header_timeout_s: float = Field(10, gt=0)
+    """A request's head, once begun, must be complete in this time; else 408."""
+    body_timeout_s: float = Field(60, gt=0)
+    """A request's body must be complete this long after its head; else 408."""
+    keepalive_s: float = Field(75, gt=0)
+    """A connection without a request is closed after this time; keep it above your proxy's."""
 
 
 class AdminConfig(Settings):
@@ -43,6 +52,18 @@ class ReplicaEntry(Settings):
     """Stable name: the ring hashes it."""
     url: str
     """http://HOST:PORT of the replica."""
+    kind: Literal["native", "openai"] = "native"
+    """openai: any server of the OpenAI API, which reports no residency; the rest is for it."""
+    models: tuple[str, ...] = ()
+    """Adapters it serves beside those it lists; "*": every name is passed on to it."""
+    base: str = ""
+    """Name of its base model; empty: the first model it lists."""
+    capacity: int = Field(64, ge=1)
+    """Requests it runs at once; more wait in the gateway, where turns are fair."""
+    first_byte_timeout_s: float | None = Field(None, gt=0)
+    """Its own limit for the first byte of a reply; null: that of `forward`."""
+    idle_timeout_s: float | None = Field(None, gt=0)
+    """Its own limit between two bytes of a reply; null: that of `forward`."""
 
 
 class QuotaConfig(Settings):
@@ -52,11 +73,13 @@ class QuotaConfig(Settings):
 
 class FleetConfig(Settings):
     replicas: tuple[ReplicaEntry, ...] = ()
-    """The replicas this gateway routes to, as {id, url}."""
+    """The replicas this gateway routes to, as {id, url, kind, models, base, capacity}."""
     token: str = ""
     """Fleet token that the replicas ask for, when they have one set."""
     silence_heartbeats: float = Field(3.0, ge=1)
     """A replica silent for this many of its heartbeats is lost."""
+    probe_s: float = Field(1.0, gt=0)
+    """A lost replica is asked for reports at least this often."""
 
 
 class RouterConfig(Settings):
@@ -98,12 +121,37 @@ class ForwardConfig(Settings):
     """Limit between two bytes of a reply."""
     attempts: int = Field(3, ge=1)
     """Replicas tried before the first byte; after it nothing is retried."""
+    retry_share: float = Field(0.2, ge=0)
+    """Retries may be this share of the requests of the last retry_window_s..."""
+    retry_floor: int = Field(50, ge=0)
+    """...but this many always may be."""
+    retry_window_s: float = Field(10, gt=0)
+    """Time over which retries and requests are counted."""
     keepalive_s: float = Field(10, gt=0)
     """A stream that has nothing to send gets an SSE comment this often."""
     drain_s: float = Field(30, ge=0)
     """After SIGTERM running streams get this long."""
     default_max_tokens: int = Field(256, ge=1)
     """Output tokens reserved for a request that names no limit."""
+
+
+class HealthConfig(Settings):
+    failures: int = Field(5, ge=1)
+    """So many faulty ends in a row (5xx, lost, timed out, nonsense) eject a replica..."""
+    ejection_s: float = Field(5, gt=0)
+    """...for this long the first time, twice as long each time after, until a trial..."""
+    ejection_max_s: float = Field(60, gt=0)
+    """...but never longer than this. Never is more than half of the fleet out."""
+    slow_factor: float = Field(5, ge=1)
+    """Too slow is a first token this many times later than the others' median..."""
+    slow_s: float = Field(2, ge=0)
+    """...and this much; a replica of which more than half are too slow is ejected..."""
+    slow_samples: int = Field(8, ge=1)
+    """...if it had at least so many streams in one window."""
+    window_s: float = Field(10, gt=0)
+    """Length of that window."""
+    slow_start_s: float = Field(10, ge=0)
+    """A fresh or readmitted replica has a tenth of its places at first, and all after this."""
 
 
 class GatewayConfig(Settings):
@@ -115,5 +163,6 @@ class GatewayConfig(Settings):
     router: RouterConfig = RouterConfig()
     queue: QueueConfig = QueueConfig()
     forward: ForwardConfig = ForwardConfig()
+    health: HealthConfig = HealthConfig()
     log_level: str = "INFO"
     """DEBUG, INFO, WARNING or ERROR."""

@@ -6,6 +6,10 @@ inside the transport's own callback, and wake one coroutine once, at the end.
 Law of an exchange: the sink sees `head` once, then `body` zero or more times; then `run` returns
 (the reply is whole, or the sink has all it needs) or raises exactly one `UpstreamError`.
 Cancelling `run` closes the connection, so the replica learns of it at once.
+
+The raw lane: a read that is exactly one HTTP chunk, which is how engines write a token, is offered
+to the sink as it is. When the sink takes it, nothing is parsed: the parser stands between two
+chunks, so to it such a chunk may as well not have come. Any other read is parsed.
 """
 
 from __future__ import annotations
@@ -17,6 +21,8 @@ import httptools
 
 Headers = list[tuple[bytes, bytes]]
 
+_SIZE_CHARS_MAX: Final = 10
+LOOK_S: Final = 0.02  # silence that has lasted too long is looked at once more after this
 LINGER_S: Final = 1.0  # a reply whose sink has enough may take this long to end, then is cut
 
 
@@ -67,6 +73,12 @@ class Sink(Protocol):
         """True: nothing that follows is wanted, the exchange may return."""
         ...
 
+    def chunk(self, data: bytes, start: int) -> bool:
+        """A read that is a size, then from `start` on as many bytes, then two that end the chunk
+        if they are a line's end. False: give it as `body` instead.
+        """
+        return False
+
 
 class Pool(Protocol):
     """Who keeps connections between exchanges."""
@@ -80,25 +92,27 @@ class Connection(asyncio.Protocol):
         self._pool = pool
         self._loop = loop
         self._transport: asyncio.Transport
+        self._parser = httptools.HttpResponseParser(self)
+        self._parts: list[bytes] = []
         self.closed = False
         self.used = False  # it has carried a reply before: it may have gone stale since
         self.last_at = 0.0  # loop time of the last read, or of becoming idle
         self._sink: Sink | None = None
         self._done: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._due_at = 0.0  # loop time at which the timer fires
+        self._doubted_at = -1.0  # the last read when silence was found too long
 
     # One exchange -------------------------------------------------------------------------------
 
     async def run(self, request: bytes, sink: Sink, first_byte_s: float, idle_s: float) -> None:
-        self._parser = httptools.HttpResponseParser(self)
-        self._parts: list[bytes] = []
         self._headers: Headers = []
         self._head_due = self._whole = self._answered = self._until_close = self._paused = False
-        self._reusable = False
-        self._limit_s, self._idle_s = first_byte_s, idle_s
+        self._reusable = self._between = False
+        self._idle_s = idle_s
         self._sink, self._done = sink, self._loop.create_future()
         self.last_at = self._loop.time()
-        self._timer = self._loop.call_later(first_byte_s, self._watch)
+        self._limit(first_byte_s)
         self._transport.write(request)
         try:
             await self._done
@@ -118,9 +132,7 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def limit_silence(self, idle_s: float) -> None:
-        if idle_s != self._limit_s:
-            self._limit_s = idle_s
-            self._restart_timer(idle_s)
+        self._limit(idle_s)
 
     def silent_s(self) -> float:
         return self._loop.time() - self.last_at
@@ -150,13 +162,21 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._done is None:  # idle: a replica has nothing to say unasked
             return self.abort()
-        if not self._answered:
-            self._answered = True
-            self._limit_s = self._idle_s
-            self._restart_timer(self._idle_s)
         self.last_at = self._loop.time()
+        if self._between and self._sink is not None:
+            # Exactly one chunk, its size written plainly? The last chunk, of size 0, is none.
+            at = data.find(b"\r\n", 1, _SIZE_CHARS_MAX)
+            size = len(data) - at - 4
+            if at > 0 and size > 0 and data[:at] == b"%x" % size and self._sink.chunk(data, at + 2):
+                return
+        elif not self._answered:
+            self._answered = True
+            self._limit(self._idle_s)
         try:
+            self._between = False
             self._parser.feed_data(data)
+            # With part of the next size read, the last byte would not be a line's end.
+            self._between = self._between and data.endswith(b"\n")
             self._deliver()
         except UpstreamError as error:
             self.fail(error)
@@ -174,6 +194,10 @@ class Connection(asyncio.Protocol):
 
     # httptools ----------------------------------------------------------------------------------
 
+    def on_message_begin(self) -> None:
+        if self._whole:  # more than was asked for: nothing on this connection can be trusted
+            raise ReplyLost("a second reply came with the first")
+
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers.append((name.lower(), value))
 
@@ -187,7 +211,11 @@ class Connection(asyncio.Protocol):
         self._until_close = names.isdisjoint((b"content-length", b"transfer-encoding"))
 
     def on_body(self, data: bytes) -> None:
+        self._between = False
         self._parts.append(data)
+
+    def on_chunk_complete(self) -> None:
+        self._between = True
 
     def on_message_complete(self) -> None:
         if self._status >= 200:
@@ -217,14 +245,12 @@ class Connection(asyncio.Protocol):
         assert self._done is not None
         self._sink = None
         self.resume()
-        self._limit_s = LINGER_S
-        self._restart_timer(LINGER_S)
+        self._limit(LINGER_S)
         if not self._done.done():
             self._done.set_result(None)
 
     def _finish(self, *, reusable: bool) -> None:
         done, self._done, self._sink = self._done, None, None
-        self._stop_timer()
         if done is not None and not done.done():
             done.set_result(None)
         if reusable and not self.closed:
@@ -237,19 +263,36 @@ class Connection(asyncio.Protocol):
 
     # Silence ------------------------------------------------------------------------------------
 
+    def _limit(self, limit_s: float) -> None:
+        """So much silence is allowed from now on.
+
+        The timer is armed rarely: a read moves `last_at` and never the timer, and one that is
+        armed for an exchange stays for the next; early, it looks and is armed anew.
+        """
+        self._limit_s = limit_s
+        due_at = self._loop.time() + limit_s
+        if self._timer is None or due_at < self._due_at:
+            self._stop_timer()
+            self._due_at = due_at
+            self._timer = self._loop.call_later(limit_s, self._watch)
+
     def _watch(self) -> None:
-        """Armed once and re-armed lazily: a read moves `last_at`, never the timer."""
+        """A limit that has passed is looked at once more: while this loop was held up nobody read,
+        and what the replica said meanwhile comes in right after this timer."""
+        self._timer = None
+        if self._done is None:  # idle
+            return
         left_s = self.last_at + self._limit_s - self._loop.time()
         if self._paused:  # the silence is ours; the sink bounds how long
             left_s = self._limit_s
+        if left_s <= 0.001 and self._doubted_at != self.last_at:
+            self._doubted_at = self.last_at
+            left_s = max(LOOK_S, min(-left_s, self._limit_s))  # as long as we were away, at most
         if left_s > 0.001:
+            self._due_at = self._loop.time() + left_s
             self._timer = self._loop.call_later(left_s, self._watch)
         else:
             self.fail(ReplyTimeout(f"no byte for {self._limit_s:g} s"))
-
-    def _restart_timer(self, delay_s: float) -> None:
-        self._stop_timer()
-        self._timer = self._loop.call_later(delay_s, self._watch)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

@@ -81,6 +81,26 @@ class BodyTooLarge(GatewayError):
     status, type, code, reason = 413, INVALID_REQUEST, "request_too_large", "body_too_large"
 
 
+class BodyTooSlow(GatewayError):
+    status, type, code, reason = 408, INVALID_REQUEST, "request_timeout", "body_too_slow"
+
+
+class UnknownEncoding(GatewayError):
+    status, type, code, reason = 415, INVALID_REQUEST, "unsupported_encoding", "bad_request"
+
+
+class HeadTooLarge(GatewayError):
+    status, type, code, reason = 431, INVALID_REQUEST, "headers_too_large", "bad_request"
+
+
+class HeadTooSlow(GatewayError):
+    status, type, code, reason = 408, INVALID_REQUEST, "request_timeout", "head_too_slow"
+
+
+class ExpectationFailed(GatewayError):
+    status, type, code, reason = 417, INVALID_REQUEST, "expectation_failed", "bad_request"
+
+
 class NoSuchRoute(GatewayError):
     status, type, code, reason = 404, INVALID_REQUEST, "unknown_url", "no_route"
 
@@ -111,6 +131,24 @@ class ModelNotFound(GatewayError):
 
 class QuotaExceeded(GatewayError):
     status, type, code, reason = 429, RATE_LIMIT, "rate_limit_exceeded", "quota"
+
+
+class InsufficientQuota(GatewayError):
+    """A limit that admits nothing, however long one waits."""
+
+    status, type, code, reason = 429, "insufficient_quota", "insufficient_quota", "quota"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, should_retry=False)
+
+
+class KeyReused(GatewayError):
+    """An Idempotency-Key whose request was accepted already."""
+
+    status, type, code, reason = 409, INVALID_REQUEST, "idempotency_key_reused", "idempotency"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, param="Idempotency-Key", should_retry=False)
 
 
 class QueueFull(GatewayError):

@@ -1,8 +1,11 @@
 """One request to one replica, its reply back to the client; another replica while that is safe.
 
 Law: a request is sent on to another replica only while no event of its answer has reached the
-client, at most `attempts` times in all. A refused connection makes the replica suspect at once.
+client, at most `attempts` times in all, and while the retry budget of the whole gateway lasts.
 After the first event a failure is told inside the stream, and nothing is repeated.
+
+How the replica behaved is told with the end of each attempt: a refused or broken connection makes
+it suspect at once, faults in a row eject it (gateway/core/health.py).
 
 `Tally` is filled in as the request goes, so that the bill is right however it ends.
 """
@@ -12,7 +15,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 import orjson
@@ -20,21 +24,18 @@ import orjson
 from gateway.ask import Ask
 from gateway.config import ForwardConfig
 from gateway.connection import (
-    ConnectFailed,
-    Headers,
-    ReplyLost,
-    ReplyTimeout,
-    ReplyTooLong,
-    ReplyUnfit,
     UpstreamError,
 )
 from gateway.core.cost import estimate_tokens
-from gateway.core.dispatcher import Placement
-from gateway.errors import GatewayError, ReplicaBusy, ReplicaLost, ReplicaTimeout
+from gateway.core.dispatcher import Conduct, Kind, Placement
+from gateway.core.retry_budget import RetryBudget
+from gateway.errors import ReplicaLost
+from gateway.failures import BUSY, AttemptFailed, busy, exchange_failed
 from gateway.ledger import Outcome
 from gateway.metrics import Metrics
 from gateway.pump import Lease, Refused
 from gateway.relay import Relay
+from gateway.rename import renamed_whole
 from gateway.reply import Reply
 from gateway.upstream import Upstream
 from shared.clock import Clock, monotonic
@@ -52,10 +53,16 @@ from shared.wire import (
 
 _log = logging.getLogger(__name__)
 
-BUSY: Final = frozenset({429, 502, 503, 504})
-"""A replica that answers so may be fine later; another may be fine now."""
 
-_BUSY_RETRY_S: Final = 1.0
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """How long a replica may say nothing: before the first byte of a reply, and within it."""
+
+    first_byte_s: float
+    idle_s: float
+
+
+_NOTHING: Final = Usage()
 
 
 @dataclass(slots=True)
@@ -68,7 +75,7 @@ class Tally:
     digest: str = ""
     queue_s: float = 0.0
     first_token_s: float | None = None
-    usage: Usage = field(default_factory=Usage)
+    usage: Usage = _NOTHING
     estimated: bool = False
 
     def placed(self, placement: Placement) -> None:
@@ -89,15 +96,6 @@ class Tally:
         self.estimated = True
 
 
-class _Elsewhere(Exception):
-    """This replica did not answer, and nothing was told to the client: another may be asked."""
-
-    def __init__(self, error: GatewayError, *, suspect: bool) -> None:
-        super().__init__(error.message)
-        self.error = error
-        self.suspect = suspect
-
-
 class Forwarder:
     def __init__(
         self,
@@ -106,10 +104,15 @@ class Forwarder:
         config: ForwardConfig,
         token: str,
         metrics: Metrics,
+        timeouts: Mapping[ReplicaId, Timeouts],
         clock: Clock = monotonic,
     ) -> None:
         self._upstreams = upstreams
         self._config = config
+        self._timeouts = timeouts
+        self._budget = RetryBudget(
+            share=config.retry_share, floor=config.retry_floor, window_s=config.retry_window_s
+        )
         self._token = f"{FLEET_TOKEN}: {token}\r\n" if token else ""
         self._metrics = metrics
         self._clock = clock
@@ -123,45 +126,68 @@ class Forwarder:
         *,
         path: str,
         request_id: RequestId,
-        trace: Mapping[str, str],
+        passed: bytes,
     ) -> None:
         """Answer the client, or raise a GatewayError that the caller tells it."""
+        self._budget.saw(self._clock())
         for left in reversed(range(self._config.attempts)):
             placement = lease.placement
             tally.placed(placement)
             _announce(reply, placement)
             upstream = self._upstreams[placement.replica]
-            request = self._request(upstream, path, ask.body, request_id, trace)
+            request = self._request(upstream, path, ask.body, request_id, passed)
             try:
-                return await self._attempt(upstream, request, ask, reply, tally)
-            except _Elsewhere as failure:
-                error = failure.error
-                self._metrics.retries.labels(error.reason).inc()
+                await self._attempt(upstream, request, lease, ask, reply, tally)
+                return
+            except AttemptFailed as failure:
+                error, lease.conduct = failure.error, failure.conduct
                 _log.warning(
                     "replica did not answer",
                     extra={"replica": placement.replica, "why": error.message, "left": left},
                 )
-                if not left:
+                if not failure.elsewhere or not left or not self._may_retry():
                     raise error from None
                 try:
-                    await lease.retry(placement.replica, suspect=failure.suspect)
+                    await lease.retry(placement.replica, failure.conduct)
                 except Refused:
                     raise error from None
+                lease.conduct = None
+                self._metrics.retries.labels(error.reason).inc()
+
+    def _may_retry(self) -> bool:
+        granted = self._budget.take(self._clock())
+        if not granted:
+            self._metrics.retries_denied.inc()
+        return granted
 
     async def _attempt(
-        self, upstream: Upstream, request: bytes, ask: Ask, reply: Reply, tally: Tally
+        self,
+        upstream: Upstream,
+        request: bytes,
+        lease: Lease,
+        ask: Ask,
+        reply: Reply,
+        tally: Tally,
     ) -> None:
-        relay = Relay(reply, stream=ask.stream, keep_usage=ask.keep_usage, clock=self._clock)
+        relay = Relay(
+            reply,
+            stream=ask.stream,
+            keep_usage=ask.keep_usage,
+            clock=self._clock,
+            asked=ask.model,
+            answered=lease.answered,
+        )
+        timeouts = self._timeouts[lease.placement.replica]
         try:
             await upstream.exchange(
                 request,
                 relay,
-                first_byte_s=self._config.first_byte_timeout_s,
-                idle_s=self._config.idle_timeout_s,
+                first_byte_s=timeouts.first_byte_s,
+                idle_s=timeouts.idle_s,
             )
         except UpstreamError as failure:
             if not relay.finished:
-                raise _failed(failure, relay) from failure
+                raise exchange_failed(failure, told=relay.first_at is not None) from failure
         except asyncio.CancelledError:  # the client left: what the replica did was done for it
             tally.estimate(ask.input_tokens, 0)
             raise
@@ -169,20 +195,21 @@ class Forwarder:
             reply.release()
             tally.count(relay, ask)
         if relay.live:
-            _end_stream(relay, reply, tally)
+            lease.conduct = _end_stream(relay, reply, tally)
         else:
-            self._end_whole(relay, ask, reply, tally)
+            lease.conduct = self._end_whole(relay, ask, reply, tally)
 
-    def _end_whole(self, relay: Relay, ask: Ask, reply: Reply, tally: Tally) -> None:
+    def _end_whole(self, relay: Relay, ask: Ask, reply: Reply, tally: Tally) -> Conduct:
         body = relay.content
         payload = _object(body)
         if relay.status in BUSY:
-            raise _Elsewhere(_busy(relay.headers), suspect=False)
+            conduct = Conduct.BUSY if relay.status in (429, 503) else Conduct.FAULTY
+            raise AttemptFailed(busy(relay.headers), conduct, elsewhere=True)
         if relay.status >= 300 or relay.status < 200:
             return _refuse(relay, body, payload, reply, tally)
         if payload is None:
             lost = ReplicaLost("The replica's reply was not a JSON object.")
-            raise _Elsewhere(lost, suspect=False)
+            raise AttemptFailed(lost, Conduct.FAULTY, elsewhere=True)
         tally.outcome = "ok"
         tally.first_token_s = self._clock() - tally.arrived_at
         usage = decode_usage(payload.get("usage"))
@@ -190,7 +217,10 @@ class Forwarder:
             tally.usage = usage
         else:
             tally.estimate(ask.input_tokens, estimate_tokens(len(body)))
+        if payload.get("model", ask.model) != ask.model:
+            body = renamed_whole(body, ask.model)
         reply.whole(relay.status, relay.headers, body)
+        return Conduct.WELL
 
     def _request(
         self,
@@ -198,75 +228,59 @@ class Forwarder:
         path: str,
         body: bytes,
         request_id: RequestId,
-        trace: Mapping[str, str],
+        passed: bytes,
     ) -> bytes:
-        """Headers are ours, not the client's: its key and cookies are not the replica's business,
-        and nothing it sends may select weights, a cache or an encoding."""
-        traced = "".join(f"{name}: {value}\r\n" for name, value in trace.items())
+        """`passed`: the client's own headers, such as may be (gateway/passing.py)."""
         head = (
             f"POST {upstream.prefix}{path} HTTP/1.1\r\nhost: {upstream.host}\r\n"
             f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
-            f"{REQUEST_ID}: {request_id}\r\n{self._token}{traced}\r\n"
+            f"{REQUEST_ID}: {request_id}\r\n{self._token}"
         )
-        return head.encode(errors="surrogateescape") + body
+        return b"".join((head.encode(), passed, b"\r\n", body))
 
 
 def _announce(reply: Reply, placement: Placement) -> None:
-    reply.headers[REPLICA] = placement.replica
-    reply.headers[PLACEMENT] = str(placement.kind)
-    reply.headers[QUEUE_MS] = f"{placement.queue_s * 1000:.1f}"
-    if placement.digest:
-        reply.headers[ADAPTER_VERSION] = placement.digest
+    choice, queue_ms = placement.choice, placement.queue_s * 1000
+    where = _place_lines(choice.replica, choice.kind, choice.digest)
+    reply.place = f"{where}{QUEUE_MS}: {queue_ms:.1f}\r\n"
 
 
-def _end_stream(relay: Relay, reply: Reply, tally: Tally) -> None:
+@lru_cache(maxsize=4096)
+def _place_lines(replica: ReplicaId, kind: Kind, digest: str) -> str:
+    version = f"{ADAPTER_VERSION}: {digest}\r\n" if digest else ""
+    return f"{REPLICA}: {replica}\r\n{PLACEMENT}: {kind}\r\n{version}"
+
+
+def _end_stream(relay: Relay, reply: Reply, tally: Tally) -> Conduct | None:
     if relay.finished:
         tally.outcome = "ok"
-    elif relay.told_error():  # it has passed already; close without [DONE]
-        reply.end()
-    else:
+        return Conduct.WELL
+    if not relay.told_error():
         error = ReplicaLost("The replica ended its stream before it was complete.")
-        if relay.first_at is None:
-            raise _Elsewhere(error, suspect=False)
-        raise error
+        raise AttemptFailed(error, Conduct.FAULTY, elsewhere=relay.first_at is None)
+    reply.end()  # the error has passed already; close without [DONE]
+    return None  # whose fault it was is not told
 
 
 def _refuse(
     relay: Relay, body: bytes, payload: dict[str, Any] | None, reply: Reply, tally: Tally
-) -> None:
+) -> Conduct:
     """The replica refused the request: its own words if they are an OpenAI error, else ours."""
     ours_to_fix = relay.status in (401, 403) or relay.status < 400
+    faulty = ours_to_fix or relay.status >= 500
     if ours_to_fix or payload is None or not isinstance(payload.get("error"), dict):
-        raise ReplicaLost(f"The replica could not serve this request (status {relay.status}).")
+        raise AttemptFailed(
+            ReplicaLost(f"The replica could not serve this request (status {relay.status})."),
+            Conduct.FAULTY if faulty else Conduct.WELL,
+            elsewhere=False,
+        )
     if relay.status < 500:
         tally.outcome = "refused"
     if reply.begun:
         reply.end(b"data: " + orjson.dumps(payload) + b"\n\n")
     else:
         reply.whole(relay.status, relay.headers, body)
-
-
-def _failed(failure: UpstreamError, relay: Relay) -> GatewayError | _Elsewhere:
-    match failure:
-        case ConnectFailed():
-            error: GatewayError = ReplicaLost("The replica refused the connection.")
-            suspect = True
-        case ReplyTimeout():
-            error, suspect = ReplicaTimeout("The replica did not answer in time."), False
-        case ReplyUnfit():
-            error, suspect = ReplicaLost("The replica's reply could not be used."), False
-        case ReplyTooLong():  # it would be as long anywhere
-            return ReplicaLost("The replica's reply was too long to pass on; ask for less.")
-        case ReplyLost() | _:
-            error, suspect = ReplicaLost("The connection to the replica was lost."), True
-    _log.info("exchange failed", extra={"why": str(failure)})
-    return error if relay.first_at is not None else _Elsewhere(error, suspect=suspect)
-
-
-def _busy(headers: Headers) -> ReplicaBusy:
-    told = next((value for name, value in headers if name == b"retry-after"), b"")
-    wait_s = float(told) if told.isdigit() else _BUSY_RETRY_S
-    return ReplicaBusy("Every replica that could serve this is busy.", retry_after_s=wait_s)
+    return Conduct.FAULTY if faulty else Conduct.WELL
 
 
 def _object(body: bytes) -> dict[str, Any] | None:

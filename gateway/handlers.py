@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from secrets import token_hex
 from typing import Any, Final
 
@@ -17,14 +18,15 @@ from aiohttp import web
 
 from gateway import ask as asks
 from gateway.ask import Ask
-from gateway.auth import authenticate
-from gateway.config import GatewayConfig
+from gateway.auth import authenticate, header_of
+from gateway.body import read_body
+from gateway.config import GatewayConfig, ListenConfig
 from gateway.core.dispatcher import Arrival, RejectReason
 from gateway.errors import (
-    BadRequest,
-    BodyTooLarge,
     GatewayError,
+    InsufficientQuota,
     Internal,
+    KeyReused,
     ModelNotFound,
     NoReplica,
     QueueFull,
@@ -33,21 +35,29 @@ from gateway.errors import (
     WaitExpired,
 )
 from gateway.forward import Forwarder, Tally
+from gateway.front import Call
+from gateway.idempotency import HEADER as IDEMPOTENCY_KEY
+from gateway.idempotency import Claim, Idempotency
 from gateway.ledger import Ledger, Record
 from gateway.metrics import Metrics
+from gateway.names import Target, resolve
+from gateway.passing import passed_on
 from gateway.pump import Pump, Refused
 from gateway.quota import Denied, Granted, Quota
 from gateway.registry import Registry
-from gateway.reply import Reply, respond
+from gateway.rename import renamed
+from gateway.reply import Reply, Written
 from gateway.tenants import Tenant
 from shared import logs
 from shared.clock import Clock, monotonic, wall
-from shared.ids import AdapterId, RequestId
+from shared.ids import RequestId
 from shared.wire import REQUEST_ID
 
 _log = logging.getLogger(__name__)
 
-_TRACE: Final = ("traceparent", "tracestate")
+_CLIENT_REQUEST_ID: Final = "x-client-request-id"  # into the log, so that both can be found there
+_IDEMPOTENCY_KEY: Final = IDEMPOTENCY_KEY.lower()
+_CLIENT_ID_MAX: Final = 512
 _RETRY_S: Final = 1.0  # for what usually passes in a moment
 
 
@@ -61,6 +71,7 @@ class Handlers:
         ledger: Ledger,
         pump: Pump,
         forwarder: Forwarder,
+        idempotency: Idempotency,
         metrics: Metrics,
         clock: Clock = monotonic,
     ) -> None:
@@ -71,11 +82,13 @@ class Handlers:
         self._pump = pump
         self._dispatcher = pump.dispatcher
         self._forwarder = forwarder
+        self._idempotency = idempotency
         self._metrics = metrics
         self._clock = clock
+        self._prefix = f"req_{token_hex(8)}"  # of this process, then a number
+        self._count = 0
         self._active: set[asyncio.Task[Any]] = set()
         self._quiet = asyncio.Event()
-        self._quiet.set()
         self._ending = False
         self.draining = False
 
@@ -88,7 +101,8 @@ class Handlers:
     async def drained(self) -> None:
         """Take nothing new; return when nothing runs any more."""
         self.draining = True
-        await self._quiet.wait()
+        if self._active:
+            await self._quiet.wait()
 
     def end_all(self) -> None:
         """End what still runs, each with an error its client can read."""
@@ -99,46 +113,58 @@ class Handlers:
     # Completions --------------------------------------------------------------------------------
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
-        request_id = RequestId(f"req_{token_hex(16)}")
+        """One that aiohttp has read."""
+        reply = Reply.to(request, stall_s=self._config.forward.idle_timeout_s)
+        await self.serve(_Request(request, self._config.listen), reply)
+        return Written(keep_alive=reply.reusable)
+
+    async def serve(self, call: Call, reply: Reply) -> None:
+        """Answer, whatever happens; raises only when the client has left."""
+        self._count += 1
+        request_id = RequestId(f"{self._prefix}{self._count:016x}")
         logs.request_id.set(request_id)
-        reply = Reply(request, stall_s=self._config.forward.idle_timeout_s)
         reply.headers[REQUEST_ID] = request_id
+        if theirs := call.header(_CLIENT_REQUEST_ID):
+            _log.info("request named", extra={"client_request_id": theirs[:_CLIENT_ID_MAX]})
         task = asyncio.current_task()
         assert task is not None
         self._active.add(task)
-        self._quiet.clear()
         try:
-            await self._complete(request, reply, request_id)
+            await self._complete(call, reply, request_id)
         except GatewayError as error:
-            return self._tell(reply, error)
+            self._tell(reply, error)
         except asyncio.CancelledError:
             if not self._ending:  # the client left
                 raise
             task.uncancel()
-            return self._tell(reply, ShuttingDown())
+            self._tell(reply, ShuttingDown())
         except ConnectionError:
             raise
         except Exception:
             _log.exception("request failed")
-            return self._tell(reply, Internal())
+            self._tell(reply, Internal())
         finally:
-            written = reply.close()
+            reply.close()
             self._active.discard(task)
-            if not self._active:
+            if self.draining and not self._active:
                 self._quiet.set()
-        return written
 
-    async def _complete(self, request: web.Request, reply: Reply, request_id: RequestId) -> None:
+    async def _complete(self, call: Call, reply: Reply, request_id: RequestId) -> None:
         if self.draining:
             raise ShuttingDown()
         arrived_at = self._clock()
-        tenant = authenticate(request, self._registry)
+        tenant = authenticate(call.header, self._registry)
         limits = self._config.forward
-        ask = asks.parse(await self._read(request), default_max_tokens=limits.default_max_tokens)
-        adapter = self._resolve(tenant, ask.model)
+        ask = asks.parse(await call.read(), default_max_tokens=limits.default_max_tokens)
+        target = self._resolve(tenant, ask.model)
+        if target.name != ask.model:
+            ask = ask._replace(body=renamed(ask.body, target.name))
         tally = Tally(arrived_at)
         granted: Granted | None = None
+        claim: Claim | None = None
         try:
+            if (key := call.header(_IDEMPOTENCY_KEY)) is not None:
+                claim = await self._idempotency.claim(tenant.id, key, request_id)
             granted = await self._admit(tenant, request_id, ask, reply)
             if ask.stream:
                 reply.keep_awake(limits.keepalive_s)
@@ -146,28 +172,28 @@ class Handlers:
                 request=request_id,
                 tenant=tenant.id,
                 weight=tenant.weight,
-                adapter=adapter,
+                adapter=target.adapter,
                 input_tokens=ask.input_tokens,
                 output_tokens=ask.output_tokens,
+                streams=ask.stream,
             )
-            trace = {name: value for name in _TRACE if (value := request.headers.get(name))}
-            async with self._pump.lease(arrival) as lease:
+            async with self._pump.lease(arrival, version=target.version) as lease:
                 try:
                     await self._forwarder.run(
                         lease,
                         ask,
                         reply,
                         tally,
-                        path=request.path,
+                        path=call.path,
                         request_id=request_id,
-                        trace=trace,
+                        passed=call.passed,
                     )
                 finally:
                     lease.settle(tally.usage.prompt_tokens, tally.usage.completion_tokens)
         except Refused as refused:
             tally.outcome = "refused"
             raise _refusal(refused.why, ask.model) from None
-        except QuotaExceeded:
+        except (QuotaExceeded, InsufficientQuota, KeyReused):
             tally.outcome = "refused"
             raise
         except asyncio.CancelledError:
@@ -175,40 +201,26 @@ class Handlers:
                 tally.outcome = "failed" if self._ending else "cut"
             raise
         finally:
-            self._settle(granted, tenant, ask, request_id, tally)
+            if claim is not None and tally.outcome != "ok":
+                claim.release()
+            self._settle(granted, tenant, target.name, request_id, tally)
 
-    async def _read(self, request: web.Request) -> bytes:
-        most = self._config.listen.body_max_bytes
-        too_large = BodyTooLarge(f"The body is larger than this server's limit of {most} bytes.")
-        if (request.content_length or 0) > most:
-            raise too_large
-        try:
-            return await request.read()
-        except web.HTTPRequestEntityTooLarge:
-            raise too_large from None
-        except web.RequestPayloadError as error:
-            raise BadRequest(f"The body could not be read: {error}") from None
-
-    def _resolve(self, tenant: Tenant, model: str) -> AdapterId | None:
-        """None is the base. Unknown and not permitted cannot be told apart."""
-        bases = self._dispatcher.bases()
-        if not bases:
+    def _resolve(self, tenant: Tenant, model: str) -> Target:
+        if not self._dispatcher.bases():
             raise NoReplica("No replica has reported yet; retry soon.", retry_after_s=_RETRY_S)
-        if not (self._dispatcher.knows(model) and self._registry.may_use(tenant, model)):
-            raise ModelNotFound(model)
-        return None if model in bases else AdapterId(model)
+        return resolve(model, self._dispatcher, partial(self._registry.may_use, tenant))
 
     async def _admit(
         self, tenant: Tenant, request_id: RequestId, ask: Ask, reply: Reply
     ) -> Granted:
         answer = await self._quota.reserve(tenant, request_id, ask.input_tokens + ask.output_tokens)
-        reply.headers.update(answer.state.headers())
+        reply.lines = answer.headers
         if isinstance(answer, Denied):
+            if answer.never:
+                raise InsufficientQuota(f"Your limit of {answer.limit} per minute admits nothing.")
             raise QuotaExceeded(
-                f"Rate limit reached for {answer.limit} per minute; "
-                + ("this limit admits no request." if answer.never else "retry after the wait."),
-                retry_after_s=None if answer.never else answer.retry_after_s,
-                should_retry=False if answer.never else None,
+                f"Rate limit reached for {answer.limit} per minute; retry after the wait.",
+                retry_after_s=answer.retry_after_s,
             )
         return answer
 
@@ -216,7 +228,7 @@ class Handlers:
         self,
         granted: Granted | None,
         tenant: Tenant,
-        ask: Ask,
+        model: str,
         request_id: RequestId,
         tally: Tally,
     ) -> None:
@@ -225,7 +237,7 @@ class Handlers:
             self._quota.settle(granted.reservation, usage.total_tokens)
         self._metrics.ended(
             tenant.id,
-            ask.model,
+            model,
             tally.outcome,
             usage=usage,
             queue_s=tally.queue_s,
@@ -236,7 +248,7 @@ class Handlers:
             Record(
                 request=request_id,
                 tenant=tenant.id,
-                adapter=ask.model,
+                adapter=model,
                 digest=tally.digest,
                 replica=tally.replica or "",
                 prompt_tokens=usage.prompt_tokens,
@@ -251,13 +263,21 @@ class Handlers:
             )
         )
 
-    def _tell(self, reply: Reply, error: GatewayError) -> web.StreamResponse:
+    def _tell(self, reply: Reply, error: GatewayError) -> None:
         self._metrics.rejects.labels(error.reason).inc()
-        if reply.begun:
-            if not reply.ended:
-                reply.end(error.event())
-            return reply.close()
-        return respond(error, reply.headers)
+        reply.refuse(error)
+
+
+class _Request:
+    """A call out of a request that aiohttp has read, but for its body."""
+
+    def __init__(self, request: web.Request, limits: ListenConfig) -> None:
+        self._request, self._limits = request, limits
+        self.path, self.passed = request.path, passed_on(request.raw_headers)
+        self.header = header_of(request)
+
+    async def read(self) -> bytes:
+        return await read_body(self._request, self._limits)
 
 
 def _refusal(why: RejectReason, model: str) -> GatewayError:

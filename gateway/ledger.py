@@ -1,9 +1,10 @@
 """One record a finished request, entered in the store exactly once.
 
-`record` writes a line to a spool on disk and returns: a gateway that is killed loses none. A task
-takes the lines in order and enters them in batches; one script appends the record to a stream and
-adds to the sums of its hour, or does nothing if the request's id is known. So a batch whose fate
-is unknown is simply tried again, and so is what another gateway left behind when it was killed.
+`record` writes a line to a spool on disk, one write for a turn of the event loop: a gateway that is
+killed loses none but of the turn it is in, whose replies are hardly out of its hands. A task
+takes the lines in order and enters them in batches; one script appends a batch to a stream and adds
+to the sums of its hour, or does nothing if a request's id is known. So a batch whose fate is
+unknown is simply tried again, and so is what another gateway left behind when it was killed.
 Laws: sums = records, each once, whatever fails in which order; nothing here delays a request.
 
 While the store is away the spool grows on disk, to a bound, and is fsynced. A disk that refuses
@@ -16,62 +17,36 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final
 
 import orjson
 
-from gateway.store.redis import Store, StoreAway, Word
+from gateway.records import HOUR_S as HOUR_S
+from gateway.records import HOURS_MAX as HOURS_MAX
+from gateway.records import OUTCOMES as OUTCOMES
+from gateway.records import Entry, entry_of, hour_key, script_call
+from gateway.records import Outcome as Outcome
+from gateway.records import Record as Record
+from gateway.store.redis import Store, StoreAway
 from gateway.store.spool import Spool
 from shared import tasks
 from shared.clock import Clock, wall
-from shared.ids import ReplicaId, RequestId, TenantId
 
 _log = logging.getLogger(__name__)
-
-Outcome = Literal["ok", "cut", "failed", "refused"]
-OUTCOMES: Final[tuple[str, ...]] = get_args(Outcome)
-"""ok: the reply is complete. cut: the client left. failed: we could not finish it. refused: it
-never reached a replica."""
 
 DIMENSIONS: Final = ("tenant", "adapter", "version", "replica", "hour")
 """What usage can be split by; `version` is the head of the adapter's digest."""
 
-HOURS_MAX: Final = 24 * 93
-"""Hours that one usage question may span, and for how long hours are kept."""
-
 _COUNTS: Final = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "estimated")
-_HOUR_S: Final = 3600
-_VERSION_CHARS: Final = 12
-_MARK_S: Final = 86_400  # a record that comes again later than this would count twice
-_STREAM_MAX: Final = 200_000
-_STREAM: Final = "records"
-_BATCH: Final = 64
-_GATHER_S: Final = 0.05
+_BATCH: Final = 256
+_GATHER_S: Final = 0.2
 _RETRY_S: Final = 0.5
+_FRESH_MAX: Final = 256
 _MEMORY_MAX: Final = 10_000
 _CLOSE_S: Final = 2.0
 _HOURS_A_READ: Final = 24
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    request: RequestId
-    tenant: TenantId
-    adapter: str  # or the base's name
-    digest: str  # the adapter's version; "" for the base
-    replica: ReplicaId | Literal[""]  # "" when none was reached
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
-    queue_s: float
-    first_token_s: float
-    total_s: float
-    outcome: Outcome
-    estimated: bool  # the tokens were counted by us, not by the engine
-    at: float  # wall seconds when it finished
 
 
 class BadQuestion(ValueError):
@@ -88,6 +63,7 @@ class Ledger:
         self._path = spool
         self._clock = clock
         self._spools: list[Spool] = []  # our own first, then what others left behind
+        self._fresh: list[bytes] = []  # of this turn of the loop
         self._memory: deque[bytes] = deque()
         self._wake = asyncio.Event()
         self._entering = asyncio.Lock()
@@ -98,7 +74,8 @@ class Ledger:
     @property
     def backlog_bytes(self) -> int:
         """Records that are not in the store yet."""
-        return sum(spool.waiting_bytes for spool in self._spools) + sum(map(len, self._memory))
+        waiting = sum(spool.waiting_bytes for spool in self._spools)
+        return waiting + sum(map(len, self._memory)) + sum(map(len, self._fresh))
 
     @property
     def degraded(self) -> bool:
@@ -133,15 +110,25 @@ class Ledger:
         self._spools = []
 
     def record(self, record: Record) -> None:
-        line = orjson.dumps(record)
+        """It is on disk when this turn of the loop ends: one write for all that it finished."""
+        if not self._fresh:
+            asyncio.get_running_loop().call_soon(self._spill)
+        self._fresh.append(orjson.dumps(record))
+        if len(self._fresh) >= _FRESH_MAX:
+            self._spill()
+
+    def _spill(self) -> None:
+        """What was just recorded goes to the spool, or to memory while the disk refuses."""
+        lines, self._fresh = self._fresh, []
+        if not lines:
+            return
         self._wake.set()
         try:
-            self._spools[0].append(line)
+            self._spools[0].append(*lines)
         except (OSError, IndexError):  # IndexError: there is no spool
-            if len(self._memory) >= _MEMORY_MAX:
-                self._lose(1)
-            else:
-                self._memory.append(line)
+            room = max(0, _MEMORY_MAX - len(self._memory))
+            self._memory.extend(lines[:room])
+            self._lose(len(lines[room:]))
 
     async def usage(
         self, start: float, end: float, by: tuple[str, ...] = ("tenant",)
@@ -163,7 +150,7 @@ class Ledger:
         sums: dict[tuple[str, ...], dict[str, int]] = {}
         for at in range(0, len(hours), _HOURS_A_READ):
             chunk = hours[at : at + _HOURS_A_READ]
-            found = await self._store.hashes([_hour_key(hour) for hour in chunk])
+            found = await self._store.hashes([hour_key(hour) for hour in chunk])
             for hour, fields in zip(chunk, found, strict=True):
                 _add(sums, by, hour, fields)
         return [
@@ -172,8 +159,8 @@ class Ledger:
         ]
 
     def _hours(self, start: float, end: float) -> list[int]:
-        end = min(end, self._clock() + _HOUR_S)  # hours that have not begun hold nothing
-        first, last = int(start // _HOUR_S), int(-(-end // _HOUR_S))
+        end = min(end, self._clock() + HOUR_S)  # hours that have not begun hold nothing
+        first, last = int(start // HOUR_S), int(-(-end // HOUR_S))
         if last - first > HOURS_MAX:
             raise BadQuestion("from", f"at most {HOURS_MAX} hours may lie between from and to")
         return list(range(first, last))
@@ -206,6 +193,7 @@ class Ledger:
             _log.error("ledger spool not synced", extra={"reason": str(error)})
 
     async def _enter_all(self) -> None:
+        self._spill()
         async with self._entering:
             while lines := [self._memory[n] for n in range(min(_BATCH, len(self._memory)))]:
                 await self._enter(lines)
@@ -221,38 +209,24 @@ class Ledger:
 
     async def _enter(self, lines: Iterable[bytes]) -> None:
         """All of them, or StoreAway: then the whole batch is tried again."""
-        calls = []
+        hours: dict[int, dict[str, Entry]] = {}
         for line in lines:
             try:
-                calls.append(_script_call(line))
+                entry = entry_of(line)
             except (TypeError, ValueError, KeyError) as error:
                 self._lose(1, reason=repr(error))
-        await self._store.scripts("record", calls)
+            else:
+                hours.setdefault(entry.hour, {}).setdefault(entry.request, entry)
+        for entries in hours.values():
+            batch = list(entries.values())
+            entered = await self._store.script("record", *script_call(batch))
+            if not entered and len(batch) > 1:  # one of them is known: which?
+                await self._store.scripts("record", [script_call([one]) for one in batch])
 
     def _lose(self, records: int, *, reason: str = "neither store nor disk takes them") -> None:
         if records:
             self.lost += records
             _log.error("ledger records lost", extra={"records": records, "reason": reason})
-
-
-def _script_call(line: bytes) -> tuple[list[str], list[Word]]:
-    record = Record(**orjson.loads(line))
-    hour = int(record.at // _HOUR_S)
-    version = record.digest.removeprefix("sha256:")[:_VERSION_CHARS]
-    who = orjson.dumps([record.tenant, record.adapter, version, record.replica]).decode()
-    counts = {
-        "requests": 1,
-        "prompt_tokens": record.prompt_tokens,
-        "cached_tokens": record.cached_tokens,
-        "completion_tokens": record.completion_tokens,
-        "estimated": int(record.estimated),
-        record.outcome: 1,
-    }
-    words: list[Word] = [_MARK_S, _STREAM_MAX, HOURS_MAX * _HOUR_S, line]
-    for name, count in counts.items():
-        if count:  # an absent field is a zero that takes no memory
-            words += (f"{name} {who}", count)
-    return [f"recorded:{record.request}", _STREAM, _hour_key(hour)], words
 
 
 def _add(
@@ -261,7 +235,7 @@ def _add(
     hour: int,
     fields: dict[str, str],
 ) -> None:
-    begins = datetime.fromtimestamp(hour * _HOUR_S, UTC).strftime("%Y-%m-%dT%H:00Z")
+    begins = datetime.fromtimestamp(hour * HOUR_S, UTC).strftime("%Y-%m-%dT%H:00Z")
     for field, count in fields.items():
         name, _, who = field.partition(" ")
         values = dict(zip(DIMENSIONS, [*orjson.loads(who), begins], strict=True))
@@ -271,7 +245,3 @@ def _add(
 
 def _row(counts: dict[str, int]) -> dict[str, int]:
     return {name: counts.get(name, 0) for name in (*_COUNTS, *OUTCOMES)}
-
-
-def _hour_key(hour: int) -> str:
-    return f"usage:{hour}"

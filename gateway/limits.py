@@ -5,38 +5,39 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from gateway.tenants import Limits
 
 Limit = Literal["requests", "tokens"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LimitLine:
     limit: int
     remaining: int
     reset_s: float  # until the bucket is full again
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LimitState:
     requests: LimitLine | None = None  # None: there is no such limit
     tokens: LimitLine | None = None
 
     def headers(self) -> dict[str, str]:
         """`x-ratelimit-{limit,remaining,reset}-{requests,tokens}`, as OpenAI writes them."""
-        named = {}
+        return dict(line.split(": ", 1) for line in self.lines().splitlines())
+
+    def lines(self) -> str:
+        """The same as header lines."""
+        text = ""
         for name, line in (("requests", self.requests), ("tokens", self.tokens)):
             if line is not None:
-                named[f"x-ratelimit-limit-{name}"] = str(line.limit)
-                named[f"x-ratelimit-remaining-{name}"] = str(line.remaining)
-                named[f"x-ratelimit-reset-{name}"] = _duration(line.reset_s)
-        return named
+                text += _three(name, line.limit, line.remaining, line.reset_s)
+        return text
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """One limit of one tenant in one call."""
 
     name: Limit
@@ -44,8 +45,7 @@ class Line:
     cost: int
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     lines: Sequence[Line]  # with the costs as they were asked for
     levels: Sequence[float]  # after the call
     refuses: Line | None = None
@@ -65,13 +65,33 @@ def lines_of(limits: Limits, tokens: int) -> list[Line]:
 
 def state_of(answer: Answer) -> LimitState:
     """An answer as the tenant may read it."""
-    found: dict[Limit, LimitLine] = {}
+    state = LimitState()
     for line, level in zip(answer.lines, answer.levels, strict=True):
-        missing = max(0.0, line.limit - level)
-        reset_s = missing / (line.limit / 60) if line.limit else math.inf
-        remaining = max(0, math.floor(min(level, line.limit)))
-        found[line.name] = LimitLine(line.limit, remaining, reset_s)
-    return LimitState(found.get("requests"), found.get("tokens"))
+        found = LimitLine(line.limit, max(0, math.floor(level)), _reset_s(line.limit, level))
+        if line.name == "requests":
+            state.requests = found
+        else:
+            state.tokens = found
+    return state
+
+
+def header_lines(answer: Answer) -> str:
+    """`state_of(answer).lines()`, for every reply."""
+    text = ""
+    for (name, limit, _), level in zip(answer.lines, answer.levels, strict=True):
+        text += _three(name, limit, int(level) if level > 0 else 0, _reset_s(limit, level))
+    return text
+
+
+def _reset_s(limit: int, level: float) -> float:
+    return max(0.0, limit - level) / (limit / 60) if limit else math.inf
+
+
+def _three(name: str, limit: int, remaining: int, reset_s: float) -> str:
+    return (
+        f"x-ratelimit-limit-{name}: {limit}\r\nx-ratelimit-remaining-{name}: {remaining}\r\n"
+        f"x-ratelimit-reset-{name}: {_duration(reset_s)}\r\n"
+    )
 
 
 def _duration(seconds: float) -> str:

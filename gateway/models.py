@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from gateway.auth import authenticate
+from gateway.auth import authenticate, header_of
 from gateway.core.dispatcher import Dispatcher
 from gateway.errors import GatewayError, ModelNotFound
 from gateway.registry import Registry
@@ -46,7 +46,7 @@ class Models:
     ) -> web.StreamResponse:
         headers = {REQUEST_ID: f"req_{token_hex(16)}"}
         try:
-            body = orjson.dumps(answer(authenticate(request, self._registry)))
+            body = orjson.dumps(answer(authenticate(header_of(request), self._registry)))
         except GatewayError as error:
             return respond(error, headers)
         return web.Response(body=body, headers=headers, content_type="application/json")

@@ -44,11 +44,15 @@ class Probes:
     metrics: Metrics
     draining: Callable[[], bool]
 
-    def add_routes(self, app: web.Application) -> None:
-        """Last of all: one route here takes every address that no other has."""
+    def add_routes(self, app: web.Application, *, one_of_many: bool = False) -> None:
+        """Last of all: one route here takes every address that no other has.
+
+        `one_of_many`: workers share this port, and whose counts one would get is chance.
+        """
         app.router.add_get("/healthz", self.healthz, allow_head=False)
         app.router.add_get("/readyz", self.readyz, allow_head=False)
-        app.router.add_get("/metrics", self.exposition, allow_head=False)
+        exposition = counts_of_one if one_of_many else self.exposition
+        app.router.add_get("/metrics", exposition, allow_head=False)
         app.router.add_route("*", "/{path:.*}", elsewhere)
 
     async def healthz(self, request: web.Request) -> web.StreamResponse:
@@ -76,6 +80,7 @@ class Probes:
             "store_away": self.store.away,
             "quota_local": self.quota.degraded,
             "ledger_spooled": self.store.away and self.ledger.backlog_bytes > 0,
+            "no_replica": not some_up,
             "replica_away": some_up and any(one.state is not ReplicaState.UP for one in view),
         }
         return {
@@ -90,6 +95,14 @@ class Probes:
             "ledger": {"backlog_bytes": self.ledger.backlog_bytes},
             "replicas": replicas,
         }
+
+
+async def counts_of_one(request: web.Request) -> web.StreamResponse:
+    error = NoSuchRoute(
+        "Several workers share this port. Set admin.port: worker i serves its /metrics at that "
+        "port + i."
+    )
+    return respond(error, {REQUEST_ID: f"req_{token_hex(16)}"})
 
 
 async def elsewhere(request: web.Request) -> web.StreamResponse:

@@ -8,23 +8,27 @@ passes by one timer, set to the dispatcher's own `next_wakeup`.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from types import TracebackType
-from typing import Final, Self, assert_never
+from typing import Final, Self
 
 from gateway.core.dispatcher import (
     Arrival,
+    Conduct,
     Decision,
     Dispatch,
     Dispatcher,
-    Evict,
     Placement,
-    Reject,
     RejectReason,
+    Verdict,
 )
+from gateway.names import is_version
 from shared.clock import Clock, monotonic
 from shared.ids import ReplicaId, RequestId
 from shared.messages import ReplicaReport
+
+_log = logging.getLogger(__name__)
 
 _TICK_S: Final = 0.001  # a timer is not finer than this; waking early would spin
 
@@ -40,13 +44,16 @@ class Refused(Exception):
 class Lease:
     """One request's place in the queue and then at a replica; `async with` gives it back."""
 
-    def __init__(self, pump: Pump, arrival: Arrival) -> None:
+    def __init__(self, pump: Pump, arrival: Arrival, version: str) -> None:
         self._pump = pump
         self._arrival = arrival
+        self._version = version
         self._placement: Placement | None = None
         self._refused: RejectReason | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._used: tuple[int | None, int | None] = (None, None)
+        self.conduct: Conduct | None = None
+        """How its replica behaved; told when the lease ends."""
 
     @property
     def placement(self) -> Placement:
@@ -59,17 +66,22 @@ class Lease:
 
     async def __aenter__(self) -> Self:
         self._pump.arrive(self, self._arrival)
-        await self._placed()
+        if self._placement is None or self._version:
+            await self._placed_well()
         return self
 
-    async def retry(self, failed: ReplicaId, *, suspect: bool) -> Placement:
+    def answered(self) -> None:
+        """Its first token has come (of a request that streams)."""
+        self._pump.answered(self._arrival.request)
+
+    async def retry(self, failed: ReplicaId, conduct: Conduct | None) -> Placement:
         """Wait again, first in line, for a replica other than those that failed.
 
-        With `suspect`, nothing is sent to the failed one until it reports again.
+        To one that is GONE nothing is sent until it reports again.
         """
         self._placement = None
-        self._pump.reroute(self._arrival.request, failed, suspect=suspect)
-        await self._placed()
+        self._pump.reroute(self._arrival.request, failed, conduct)
+        await self._placed_well()
         return self.placement
 
     async def __aexit__(
@@ -81,15 +93,20 @@ class Lease:
         self._close()
 
     def decided(self, decision: Decision) -> None:
-        match decision:
-            case Dispatch():
-                self._placement = decision.placement
-            case Reject() | Evict():
-                self._refused = decision.why
-            case _:
-                assert_never(decision)
+        if isinstance(decision, Dispatch):
+            self._placement = decision.placement
+        else:
+            self._refused = decision.why
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+    async def _placed_well(self) -> None:
+        """Where another version of the adapter is held, the request does not stay."""
+        await self._placed()
+        while self._version and not is_version(self.placement.digest, self._version):
+            other, self._placement = self.placement.replica, None
+            self._pump.reroute(self._arrival.request, other, None)
+            await self._placed()
 
     async def _placed(self) -> None:
         if self._placement is None and self._refused is None:
@@ -109,7 +126,7 @@ class Lease:
     def _close(self) -> None:
         """Idempotent: a wait that was cancelled has closed before `async with` does."""
         if self._pump.forget(self._arrival.request):
-            self._pump.end(self._arrival.request, self._placement, self._used)
+            self._pump.end(self._arrival.request, self._placement, self._used, self.conduct)
 
 
 class Pump:
@@ -121,16 +138,19 @@ class Pump:
         *,
         clock: Clock = monotonic,
         observe: Callable[[Decision], None] = lambda decision: None,
+        judged: Callable[[Verdict], None] = lambda verdict: None,
     ) -> None:
         self.dispatcher: Final = dispatcher
         self.clock: Final = clock
         self._observe = observe
+        self._judged = judged
         self._leases: dict[RequestId, Lease] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
 
-    def lease(self, arrival: Arrival) -> Lease:
-        return Lease(self, arrival)
+    def lease(self, arrival: Arrival, *, version: str = "") -> Lease:
+        """`version`: how the digest of the adapter must begin where the request is placed."""
+        return Lease(self, arrival, version)
 
     def replica_added(self, replica: ReplicaId) -> None:
         self.dispatcher.replica_added(replica, self.clock())
@@ -150,24 +170,37 @@ class Pump:
 
     def arrive(self, lease: Lease, arrival: Arrival) -> None:
         self._leases[arrival.request] = lease
-        self.dispatcher.arrive(arrival, self.clock())
+        now = self.clock()
+        if (dispatch := self.dispatcher.place(arrival, now)) is not None:
+            self._observe(dispatch)
+            return lease.decided(dispatch)
+        self.dispatcher.arrive(arrival, now)
         self.wake()
 
-    def reroute(self, request: RequestId, failed: ReplicaId, *, suspect: bool) -> None:
-        self.dispatcher.reroute(request, failed, self.clock(), suspect=suspect)
+    def reroute(self, request: RequestId, failed: ReplicaId, conduct: Conduct | None) -> None:
+        self.dispatcher.reroute(request, failed, self.clock(), conduct=conduct)
         self.wake()
+
+    def answered(self, request: RequestId) -> None:
+        if self.dispatcher.answered(request, self.clock()):
+            self.wake()
 
     def forget(self, request: RequestId) -> bool:
         return self._leases.pop(request, None) is not None
 
     def end(
-        self, request: RequestId, placement: Placement | None, used: tuple[int | None, int | None]
+        self,
+        request: RequestId,
+        placement: Placement | None,
+        used: tuple[int | None, int | None],
+        conduct: Conduct | None,
     ) -> None:
         if placement is None:
             self.dispatcher.cancel(request, self.clock())
         else:
-            self.dispatcher.finish(request, *used, self.clock())
-        self.wake()
+            self.dispatcher.finish(request, *used, self.clock(), conduct)
+        if not self.dispatcher.quiet:
+            self.wake()
 
     def wake(self) -> None:
         """Take the decisions that are due; call it after changing the dispatcher otherwise."""
@@ -175,6 +208,11 @@ class Pump:
         for decision in self.dispatcher.poll(now):
             self._observe(decision)
             self._leases[decision.request].decided(decision)
+        while self.dispatcher.verdicts:
+            verdict = self.dispatcher.verdicts.pop(0)
+            told = {"replica": verdict.replica, "why": verdict.why}
+            _log.warning("replica %s", verdict.standing, extra=told)
+            self._judged(verdict)
         self._arm(now)
 
     def close(self) -> None:

@@ -8,7 +8,8 @@ Pub/sub may lose a message, so the generation is also polled. Law: a snapshot is
 
 A secret is kept as its SHA-256 only. Looking a digest up in a dict leaks timing about digests,
 and nobody can steer a digest of 192 random bits: `hmac.compare_digest` would guard nothing here.
-A fast hash is right for the same reason: there is no weak password to slow down a guess at.
+A fast hash is right for the same reason: there is no weak password to slow down a guess at, unless
+an operator brings one along.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ import asyncio
 import hashlib
 import logging
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Final
 
 import orjson
 
+from gateway.snapshot import Snapshot, snapshot_of
 from gateway.store.redis import Store, StoreAway, Word
 from gateway.tenants import (
     BadField,
@@ -37,7 +38,7 @@ from gateway.tenants import (
     changed_limits,
     checked,
     checked_name,
-    decoded,
+    checked_secret,
     encoded,
 )
 from shared import tasks
@@ -56,16 +57,6 @@ _TENANTS: Final = "tenants"
 _KEYS: Final = "keys"
 _GENERATION: Final = "registry"
 _ATTEMPTS: Final = 5
-_ROWS_A_TURN: Final = 500  # decoded before other tasks get the loop: about 3 ms
-
-
-@dataclass(frozen=True, slots=True)
-class _Snapshot:
-    generation: int
-    tenants: dict[str, Tenant]
-    models: dict[str, frozenset[str]]  # by tenant: a list of thousands costs a request no search
-    keys: dict[str, tuple[Key, ...]]  # by tenant, oldest first
-    by_digest: dict[str, Tenant]
 
 
 class Registry:
@@ -75,7 +66,7 @@ class Registry:
         self._store = store
         self._clock = clock
         self._poll_s = poll_s
-        self._now = _Snapshot(-1, {}, {}, {}, {})
+        self._now = Snapshot(-1, {}, {}, {}, {})
         self._reading = asyncio.Lock()
         self._tasks: tuple[asyncio.Task[None], ...] = ()
 
@@ -134,7 +125,7 @@ class Registry:
         )
         version = await self._write(tenant, expect_version=0)
         if version < 0:
-            raise Conflict(f"id: a tenant {tenant_id!r} exists already; change it with PATCH")
+            raise Conflict(f"id: a tenant {tenant_id!r} exists already; change that one")
         return replace(tenant, version=version)
 
     async def set(
@@ -182,11 +173,18 @@ class Registry:
         if done == 0:
             raise Missing(f"There is no tenant {tenant_id!r}.")
 
-    async def key_create(self, tenant_id: str) -> tuple[Key, str]:
-        """A new key and its secret, which is shown now and never again."""
+    async def key_create(self, tenant_id: str, secret: str | None = None) -> tuple[Key, str]:
+        """A new key and its secret, which is shown now and never again.
+
+        A secret that clients already hold can be brought along; it must be nobody's yet.
+        """
         checked_name("id", tenant_id)
-        secret = "lp-" + secrets.token_urlsafe(24)
-        key = Key(secrets.token_hex(8), TenantId(tenant_id), secret[:7], self._clock())
+        if secret is None:
+            secret = "lp-" + secrets.token_urlsafe(24)
+        elif self.tenant_for_key(checked_secret(secret)) is not None:
+            raise Conflict("secret: this key exists already; revoke it first")
+        prefix = secret[: min(7, len(secret) // 2)]
+        key = Key(secrets.token_hex(8), TenantId(tenant_id), prefix, self._clock())
         value = {
             "digest": hashlib.sha256(secret.encode()).hexdigest(),
             "prefix": key.prefix,
@@ -246,48 +244,7 @@ class Registry:
             generation = await self._store.number(_GENERATION)
             if generation != self._now.generation:
                 tenants, keys = await self._store.hashes([_TENANTS, _KEYS])
-                self._now = await _decoded(generation, tenants, keys)
-
-
-async def _decoded(
-    generation: int, tenants_raw: Mapping[str, str], keys_raw: Mapping[str, str]
-) -> _Snapshot:
-    """A row that cannot be read is reported and left out: it must not hide the others."""
-    tenants: dict[str, Tenant] = {}
-    keys: dict[str, list[Key]] = {}
-    by_digest: dict[str, Tenant] = {}
-    for turn, (tenant_id, text) in enumerate(tenants_raw.items(), 1):
-        with _reported(tenant_id):
-            tenants[tenant_id] = decoded(tenant_id, text)
-        if turn % _ROWS_A_TURN == 0:
-            await asyncio.sleep(0)
-    for turn, (field, text) in enumerate(keys_raw.items(), 1):
-        with _reported(field):
-            owner, key_id = field.split("\n")
-            value = orjson.loads(text)
-            by_digest[value["digest"]] = tenants[owner]
-            key = Key(key_id, TenantId(owner), value["prefix"], value["created"])
-            keys.setdefault(owner, []).append(key)
-        if turn % _ROWS_A_TURN == 0:
-            await asyncio.sleep(0)
-    return _Snapshot(
-        generation=generation,
-        tenants=tenants,
-        models={tenant.id: frozenset(tenant.models) for tenant in tenants.values()},
-        keys={
-            owner: tuple(sorted(held, key=lambda key: (key.created, key.id)))
-            for owner, held in keys.items()
-        },
-        by_digest=by_digest,
-    )
-
-
-@contextmanager
-def _reported(row: str) -> Iterator[None]:
-    try:
-        yield
-    except (KeyError, TypeError, ValueError) as error:
-        _log.error("registry row unreadable", extra={"row": row, "reason": repr(error)})
+                self._now = await snapshot_of(generation, tenants, keys)
 
 
 def _stale(tenant_id: str, version: int) -> Conflict:

@@ -6,17 +6,21 @@ read of the replica is one call, one search for usage, one write to the client; 
 the request is its exchange's.
 
 Only whole events pass, otherwise untouched, except that the usage event a client did not ask for
-is left out. Events are looked into only where the text says that they tell usage.
+is left out, and that `model` is the name that was asked for. Events are looked into only where the
+text says that they tell usage. A chunk of whole events that needs neither passes in the frame it
+came in, unparsed (gateway/connection.py, the raw lane).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Final
 
 import orjson
 
 from gateway.connection import Flow, Headers, ReplyTooLong, ReplyUnfit
+from gateway.rename import correction, renamed_events
 from gateway.reply import Reply
 from shared.clock import Clock
 from shared.framing import Events, event_at, event_data
@@ -32,11 +36,27 @@ _USAGE: Final = re.compile(rb'"usage"\s*:\s*\{')  # not `"usage":null`, which is
 class Relay:
     """The sink of one exchange: events pass to the client, any other reply is kept whole."""
 
-    def __init__(self, reply: Reply, *, stream: bool, keep_usage: bool, clock: Clock) -> None:
+    def __init__(
+        self,
+        reply: Reply,
+        *,
+        stream: bool,
+        keep_usage: bool,
+        clock: Clock,
+        asked: str = "",
+        answered: Callable[[], None] | None = None,
+    ) -> None:
+        """`asked`: the name that `model` in each event shall have; "": as it comes.
+
+        `answered` is called once, at the first data event.
+        """
         self._reply = reply
         self._stream = stream
         self._keep_usage = keep_usage
         self._clock = clock
+        self._asked = asked
+        self._answered = answered
+        self._wrong = self._right = b""  # how the replica writes `model`, and how it should be
         self._events = Events()
         self._last = b""
         self._parts: list[bytes] = []
@@ -69,7 +89,7 @@ class Relay:
             self._parts.append(data)
             return False
         blob = self._events.feed(data)
-        if _USAGE.search(blob):
+        if b'"usage"' in blob and _USAGE.search(blob):
             blob = self._meter(blob)
         if not blob:
             return False
@@ -77,10 +97,38 @@ class Relay:
             self.data_events += count
             if self.first_at is None:
                 self.first_at = self._clock()
-        self._last = blob
+                if self._answered is not None:
+                    self._answered()
+                if self._asked:
+                    self._wrong, self._right = correction(blob, self._asked)
         self.finished = blob[-16:].rstrip(b"\r\n").endswith(b"[DONE]")
+        if self._wrong:
+            blob = self._renamed(blob, count - self.finished)
+        self._last = blob
         self._reply.events(blob, self.headers, self._flow, last=self.finished)
         return self.finished
+
+    def chunk(self, data: bytes, start: int) -> bool:
+        """The raw lane: whole events that nobody needs to look into, passed in their own frame."""
+        if (
+            self.first_at is None
+            or self._events.rest
+            or not data.endswith(b"\n\n\r\n")
+            or (b'"usage"' in data and _USAGE.search(data))
+            or data.endswith(b"[DONE]\n\n\r\n")
+        ):
+            return False
+        passed = data
+        if self._wrong:
+            if data.count(self._wrong) != 1:
+                return False
+            named = data[start:].replace(self._wrong, self._right)
+            passed = b"%x\r\n%b" % (len(named) - 2, named)
+        if not self._reply.chunk(passed, self._flow):
+            return False
+        self._last = data
+        self.data_events += data.count(b"\ndata:")  # the size's line end is before the first
+        return True
 
     @property
     def content(self) -> bytes:
@@ -88,9 +136,16 @@ class Relay:
 
     def told_error(self) -> bool:
         """The replica ended its stream with an error event of its own."""
-        first, last = event_at(self._last, len(self._last) - 1)
-        payload = _json(event_data(self._last[first:last]))
+        last = self._last.rstrip(b"\r\n")  # of a raw chunk, its frame as well
+        first, _ = event_at(last, len(last))
+        payload = _json(event_data(last[first:]))
         return payload is not None and "error" in payload
+
+    def _renamed(self, blob: bytes, events: int) -> bytes:
+        """One `"model":"…"` an event is the event's own; else it must be looked for."""
+        if blob.count(self._wrong) == events:
+            return blob.replace(self._wrong, self._right)
+        return renamed_events(blob, self._asked)
 
     def _meter(self, blob: bytes) -> bytes:
         """Read the events that tell usage; leave out the one that tells only that."""
@@ -108,9 +163,8 @@ class Relay:
 
 
 def _data_events(blob: bytes) -> int:
-    """Exact: a raw newline cannot stand inside an event's JSON."""
-    inner = blob.count(b"\n\ndata:") + blob.count(b"\r\n\r\ndata:")
-    return inner + blob.startswith(b"data:")
+    """A raw newline cannot stand inside an event's JSON; the engines write it on one line."""
+    return blob.count(b"\ndata:") + blob.startswith(b"data:")
 
 
 def _json(data: bytes | None) -> dict[str, object] | None:

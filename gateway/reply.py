@@ -14,8 +14,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from email.utils import formatdate
+from functools import cache
 from http import HTTPStatus
-from typing import Final
+from typing import Final, Protocol
 
 from aiohttp import HttpVersion11, web
 from aiohttp.abc import AbstractStreamWriter
@@ -25,6 +26,7 @@ from gateway.errors import GatewayError
 from shared import tasks
 from shared.clock import wall
 
+_JSON: Final[Headers] = [(b"content-type", b"application/json")]
 _COMMENT: Final = b": keep-alive\n\n"
 _LAST_CHUNK: Final = b"0\r\n\r\n"
 _OURS: Final = frozenset(  # about the hop and not the reply, or written by us
@@ -32,6 +34,7 @@ _OURS: Final = frozenset(  # about the hop and not the reply, or written by us
     b"content-length cache-control x-accel-buffering x-request-id retry-after".split()
 )
 _OUR_PREFIXES: Final = (b"x-loraplex-", b"x-ratelimit-")
+_PROBE_S: Final = 0.1  # at first: a reset is a round trip away
 _TICK_S: Final = 0.001
 
 
@@ -53,30 +56,72 @@ class Written(web.StreamResponse):
         return None
 
 
+class Client(Protocol):
+    """The connection that a reply goes out on."""
+
+    transport: asyncio.Transport
+
+    @property
+    def writing_paused(self) -> bool:
+        """What was written is more than it should be, because the client does not read."""
+
+    async def drain(self) -> None:
+        """Until it is read; raises ConnectionError when the client has left."""
+
+
+class _Aiohttp:
+    """A connection that aiohttp reads."""
+
+    def __init__(self, transport: asyncio.Transport, request: web.Request) -> None:
+        self.transport = transport
+        self._protocol = request.protocol
+        self._writer = request.writer
+
+    @property
+    def writing_paused(self) -> bool:
+        return self._protocol.writing_paused
+
+    async def drain(self) -> None:
+        await self._writer.drain()
+
+
 class Reply:
     """Where one request is answered, at most once.
 
     `headers` are on every reply of this request; what is added after the head went out is lost.
     """
 
-    def __init__(self, request: web.Request, *, stall_s: float) -> None:
-        transport = request.transport
-        if transport is None:
-            raise ConnectionResetError("the client has left")
-        self._transport = transport
-        self._protocol = request.protocol
-        self._writer = request.writer
+    def __init__(self, client: Client, *, chunked: bool, keep_alive: bool, stall_s: float) -> None:
+        """`chunked`: the client reads HTTP/1.1. `keep_alive`: it wants its connection kept."""
+        self._client = client
+        self._transport = client.transport
         self._loop = asyncio.get_running_loop()
-        self._chunked = request.version >= HttpVersion11
+        self._chunked = chunked
         self._stall_s = stall_s
         self._flow: Flow | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._every_s = 0.0
         self._wrote_at = 0.0
-        self.keep_alive = request.keep_alive and self._chunked
+        self.keep_alive = keep_alive and chunked
         self.headers: dict[str, str] = {}
+        self.lines = ""  # more headers, each with its line end: what is left of the quota,
+        self.place = ""  # and where it was placed
         self.begun = False
         self.ended = False
+        self._probing = False
+
+    @classmethod
+    def to(cls, request: web.Request, *, stall_s: float) -> Reply:
+        """Of a request that aiohttp has read."""
+        if request.transport is None:
+            raise ConnectionResetError("the client has left")
+        request[REPLY] = reply = cls(
+            _Aiohttp(request.transport, request),
+            chunked=request.version >= HttpVersion11,
+            keep_alive=request.keep_alive,
+            stall_s=stall_s,
+        )
+        return reply
 
     def whole(self, status: int, headers: Headers, body: bytes) -> None:
         """A reply that is complete: one write, `Content-Length` kept."""
@@ -91,10 +136,17 @@ class Reply:
         end = _LAST_CHUNK if last and self._chunked else b""
         self.ended = last
         self._write(b"".join((head, chunk, end)))
-        if flow is not None and self._flow is None and self._protocol.writing_paused:
-            self._flow = flow
-            flow.pause()
-            tasks.spawn(self._hold(), name="slow reader")
+        if flow is not None and self._client.writing_paused:
+            self._hold_back(flow)
+
+    def chunk(self, data: bytes, flow: Flow | None) -> bool:
+        """A chunk of whole events as the replica framed it; False: give its `events` instead."""
+        if not self._chunked or not self.begun:
+            return False
+        self._write(data)
+        if flow is not None and self._client.writing_paused:
+            self._hold_back(flow)
+        return True
 
     def end(self, event: bytes = b"") -> None:
         """End a stream, with a last event of ours when it failed."""
@@ -103,6 +155,14 @@ class Reply:
         head = b"" if self.begun else self._stream_head([])
         self.ended = True
         self._write(head + (_LAST_CHUNK if self._chunked else b""))
+
+    def refuse(self, error: GatewayError) -> None:
+        """Tell it: as the whole reply, or inside the stream that has begun."""
+        if not self.begun:
+            self.headers.update(error.headers())
+            self.whole(error.status, _JSON, error.body())
+        elif not self.ended:
+            self.end(error.event())
 
     def keep_awake(self, every_s: float) -> None:
         """From now on a comment goes out whenever the stream was silent for so long.
@@ -113,13 +173,37 @@ class Reply:
         self._wrote_at = self._loop.time()
         self._timer = self._loop.call_later(every_s, self._tick)
 
-    def close(self) -> web.StreamResponse:
-        """Nothing more will be written; what aiohttp is to return."""
+    def close(self) -> None:
+        """Nothing more will be written."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self._flow = None
-        return Written(keep_alive=self.keep_alive and self.ended)
+
+    @property
+    def reusable(self) -> bool:
+        """Another request may follow on the connection."""
+        return self.keep_alive and self.ended
+
+    def half_closed(self) -> bool:
+        """The client sends no more; False: take it for gone. Whether it is, only a write tells,
+        which is answered by a reset then: so what means nothing is written now and each second."""
+        if self.ended or not (self.begun or self._chunked):
+            return self.ended
+        self.keep_alive = False
+        if not self._probing:
+            self._probing = True
+            self._probe(_PROBE_S)
+        return True
+
+    def _probe(self, pause_s: float) -> None:
+        if self.ended or self._transport.is_closing():
+            return
+        if self.begun:
+            self.events(_COMMENT, [], None, last=False)
+        else:  # every client skips it, asked for or not
+            self._write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._loop.call_later(pause_s, self._probe, min(2 * pause_s, 1.0))
 
     def release(self) -> None:
         """The exchange that fed us is over: its connection now serves someone else."""
@@ -137,16 +221,18 @@ class Reply:
 
     def _head(self, status: int, headers: Headers, own: bytes) -> bytes:
         self.begun = True
-        lines = [b"HTTP/1.1 %d %b" % (status, _phrase(status)), b"date: " + _date()]
-        lines += [
-            b"%b: %b" % (name, value)
-            for name, value in headers
-            if name not in _OURS and not name.startswith(_OUR_PREFIXES)
-        ]
-        lines += [f"{name}: {value}".encode() for name, value in self.headers.items()]
+        theirs = b"".join(
+            [
+                b"%b: %b\r\n" % header
+                for header in headers
+                if header[0] not in _OURS and not header[0].startswith(_OUR_PREFIXES)
+            ]
+        )
+        ours = "".join([f"{name}: {value}\r\n" for name, value in self.headers.items()])
         if not self.keep_alive:
-            lines.append(b"connection: close")
-        return b"\r\n".join(lines) + b"\r\n" + own + b"\r\n"
+            ours += "connection: close\r\n"
+        first = _status_line(status) + _date()
+        return b"".join((first, theirs, (ours + self.lines + self.place).encode(), own, b"\r\n"))
 
     def _write(self, data: bytes) -> None:
         self._wrote_at = self._loop.time()
@@ -157,15 +243,21 @@ class Reply:
         left_s = self._wrote_at + self._every_s - self._loop.time()
         if left_s <= _TICK_S:
             left_s = self._every_s
-            if not self.ended and not self._protocol.writing_paused:
+            if not self.ended and not self._client.writing_paused:
                 self.events(_COMMENT, [], None, last=False)
         self._timer = self._loop.call_later(left_s, self._tick)
+
+    def _hold_back(self, flow: Flow) -> None:
+        if self._flow is None:
+            self._flow = flow
+            flow.pause()
+            tasks.spawn(self._hold(), name="slow reader")
 
     async def _hold(self) -> None:
         """The replica is paused until the client has read; one that never does is cut off."""
         try:
             async with asyncio.timeout(self._stall_s):
-                await self._writer.drain()
+                await self._client.drain()
         except TimeoutError:
             self._transport.abort()
         except ConnectionError:
@@ -173,6 +265,9 @@ class Reply:
         flow, self._flow = self._flow, None
         if flow is not None:
             flow.resume()
+
+
+REPLY: Final = web.RequestKey("reply", Reply)  # of a request that aiohttp has read
 
 
 def respond(error: GatewayError, headers: Mapping[str, str]) -> web.Response:
@@ -185,11 +280,13 @@ def respond(error: GatewayError, headers: Mapping[str, str]) -> web.Response:
     )
 
 
-def _phrase(status: int) -> bytes:
+@cache
+def _status_line(status: int) -> bytes:
     try:
-        return HTTPStatus(status).phrase.encode()
+        phrase = HTTPStatus(status).phrase
     except ValueError:
-        return b"Status"
+        phrase = "Status"
+    return f"HTTP/1.1 {status} {phrase}\r\n".encode()
 
 
 _dated: tuple[int, bytes] = (0, b"")
@@ -199,5 +296,5 @@ def _date() -> bytes:
     global _dated
     second = int(wall())
     if _dated[0] != second:
-        _dated = (second, formatdate(second, usegmt=True).encode())
+        _dated = (second, b"date: %b\r\n" % formatdate(second, usegmt=True).encode())
     return _dated[1]

@@ -19,6 +19,8 @@ NAME_BYTES_MAX: Final = 256
 MODELS_MAX: Final = 4096
 LIMIT_MAX: Final = 10**12  # a Lua number is still exact to a millionth there
 WEIGHT_MAX: Final = 1e6
+SECRET_MIN: Final = 7
+SECRET_MAX: Final = 512
 
 
 class RegistryError(Exception):
@@ -116,6 +118,14 @@ def checked_name(param: str, name: object) -> str:
     if any(unicodedata.category(letter) == "Cc" for letter in name):
         raise BadField(param, "may hold no control characters")
     return name
+
+
+def checked_secret(secret: str) -> str:
+    """A key that was not made here, or BadField: it must fit in a header as it is."""
+    printable = secret.isascii() and secret.isprintable() and secret == secret.strip()
+    if not (SECRET_MIN <= len(secret) <= SECRET_MAX and printable):
+        raise BadField("secret", f"must be {SECRET_MIN} to {SECRET_MAX} printable ASCII characters")
+    return secret
 
 
 def encoded(tenant: Tenant) -> bytes:

@@ -18,6 +18,7 @@ from gateway.connection import (
     Headers,
     ReplyTimeout,
     ReplyUnfit,
+    Sink,
     UpstreamError,
 )
 from gateway.metrics import Metrics
@@ -31,7 +32,6 @@ _log = logging.getLogger(__name__)
 
 FIRST_REPORT_S: Final = 5.0
 BACKOFF_MIN_S: Final = 0.2
-BACKOFF_MAX_S: Final = 2.0
 
 
 class Watch:
@@ -44,9 +44,12 @@ class Watch:
         token: str,
         silence_heartbeats: float,
         metrics: Metrics,
+        probe_s: float = 1.0,
     ) -> None:
+        """`probe_s`: the longest pause before it is asked again."""
         self._replica = replica
         self._upstream = upstream
+        self._probe_s = probe_s
         self._pump = pump
         self._token = token
         self._silence_heartbeats = silence_heartbeats
@@ -65,7 +68,7 @@ class Watch:
             level = logging.WARNING if reports.heard else logging.DEBUG
             _log.log(level, "reports ended", extra={"replica": self._replica, "why": why})
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, BACKOFF_MAX_S)
+            pause_s = min(2 * pause_s, self._probe_s)
 
     async def _follow(self, reports: _Reports) -> str:
         """One stream to its end; why it ended."""
@@ -90,7 +93,7 @@ class Watch:
         ).encode()
 
 
-class _Reports:
+class _Reports(Sink):
     """The sink of one report stream."""
 
     def __init__(

@@ -12,6 +12,7 @@ import orjson
 import typer
 
 from gateway.config import GatewayConfig
+from gateway.core.breaker import HealthRules
 from gateway.core.dispatcher import Dispatcher
 from loadtests import trace as traces
 from loadtests.description import describe as describe_trace
@@ -126,6 +127,7 @@ def dispatcher_of(settings: GatewayConfig) -> Dispatcher:
         **settings.router.model_dump(),
         **settings.queue.model_dump(),
         silence_heartbeats=settings.fleet.silence_heartbeats,
+        health=HealthRules(**settings.health.model_dump()),
     )
 
 

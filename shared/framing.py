@@ -6,7 +6,11 @@ is what came in. Both buffers are bounded: a peer that never ends a frame cannot
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from typing import Final
+
+_EVENT_END: Final = re.compile(rb"\n\n|\r\n\r\n")
 
 
 class FrameTooLong(ValueError):
@@ -54,15 +58,19 @@ class Events:
         return blob[:cut]
 
 
+def each_event(blob: bytes) -> Iterator[bytes]:
+    """The events of a blob of whole events, one after the other; joined again they are the blob."""
+    start = 0
+    for end in _EVENT_END.finditer(blob):
+        yield blob[start : end.end()]
+        start = end.end()
+    if start < len(blob):
+        yield blob[start:]
+
+
 def split_events(blob: bytes) -> list[bytes]:
-    """A blob of whole events as a list; joined again they are the blob."""
-    events, start = [], 0
-    while start < len(blob):
-        ends = [end for mark in (b"\n\n", b"\r\n\r\n") if (end := _find_end(blob, mark, start))]
-        stop = min(ends, default=len(blob))
-        events.append(blob[start:stop])
-        start = stop
-    return events
+    """`each_event` as a list."""
+    return list(each_event(blob))
 
 
 def event_at(blob: bytes, at: int) -> tuple[int, int]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from gateway.core.fleet import Replica, ReplicaState
-from gateway.core.router import CandidateTerms, Kind
+from gateway.core.router import CandidateTerms, Choice, Kind
 from shared.ids import AdapterId, ReplicaId, RequestId, TenantId
 from shared.messages import AdapterState, AdapterStatus, Tier
 
@@ -18,8 +19,7 @@ class RejectReason(StrEnum):
     EXPIRED = "expired"  # it waited ttl_s
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(NamedTuple):
     """A request at the door. Its token counts are estimates; `finish` brings the truth."""
 
     request: RequestId
@@ -29,21 +29,35 @@ class Arrival:
     input_tokens: int
     output_tokens: int
     queue_max: int | None = None  # this tenant's own bound; None: per_tenant_max
+    streams: bool = False  # its first token is told, and how long that took compared
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     """Where a request goes, and why."""
 
-    replica: ReplicaId
-    kind: Kind
-    digest: str  # the adapter's version there; "" for the base model
+    choice: Choice
     queue_s: float  # since it arrived
-    terms: tuple[CandidateTerms, ...]  # home, the chosen, and each that was refused though nearer
+
+    @property
+    def replica(self) -> ReplicaId:
+        return self.choice.replica
+
+    @property
+    def kind(self) -> Kind:
+        return self.choice.kind
+
+    @property
+    def digest(self) -> str:
+        """The adapter's version there; "" for the base model."""
+        return self.choice.digest
+
+    @property
+    def terms(self) -> tuple[CandidateTerms, ...]:
+        """Home, the chosen, and each that was refused though nearer."""
+        return self.choice.terms
 
 
-@dataclass(frozen=True, slots=True)
-class Dispatch:
+class Dispatch(NamedTuple):
     request: RequestId
     placement: Placement
 
@@ -78,6 +92,10 @@ class ReplicaView:
     running: int  # as it last reported
     waiting: int
     capacity: int
+    limit: int  # places now: fewer than its capacity in slow start, none beside a trial
+    slow_start: float  # share of its places that it has; 1.0: it is wholly in
+    ejected_until: float | None  # on the dispatcher's clock
+    ejected_for: str  # "failures" or "slow", of its last ejection
     slots: int
     pages_total: int
     pages_free: int
@@ -104,6 +122,10 @@ class ReplicaView:
             running=said.running if said else 0,
             waiting=said.waiting if said else 0,
             capacity=mine.capacity,
+            limit=mine.limit,
+            slow_start=mine.share,
+            ejected_until=mine.breaker.until,
+            ejected_for=mine.breaker.why,
             slots=mine.slots,
             pages_total=said.pages_total if said else 0,
             pages_free=said.pages_free if said else 0,

@@ -21,8 +21,9 @@ What no replica could take even after waiting is refused at once, not held until
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from typing import Final
 
+from gateway.core.breaker import HealthRules
 from gateway.core.cost import Cost
 from gateway.core.decisions import Arrival as Arrival
 from gateway.core.decisions import Decision as Decision
@@ -32,19 +33,21 @@ from gateway.core.decisions import Placement as Placement
 from gateway.core.decisions import Reject as Reject
 from gateway.core.decisions import RejectReason as RejectReason
 from gateway.core.decisions import ReplicaView as ReplicaView
-from gateway.core.fleet import Fleet
+from gateway.core.fleet import Conduct as Conduct
 from gateway.core.fleet import ReplicaState as ReplicaState
-from gateway.core.residency import ResidencyMap
-from gateway.core.ring import AdapterRing
+from gateway.core.fleet import Verdict as Verdict
+from gateway.core.health import Standing as Standing
+from gateway.core.membership import Membership
 from gateway.core.router import CandidateTerms as CandidateTerms
-from gateway.core.router import Choice, Router
+from gateway.core.router import Choice
 from gateway.core.router import Kind as Kind
-from gateway.core.waiting_room import Ticket, WaitingRoom
+from gateway.core.waiting_room import Ticket
 from shared.ids import AdapterId, ReplicaId, RequestId, TenantId
-from shared.messages import ReplicaReport
+
+_UNTRIED: Final[frozenset[ReplicaId]] = frozenset()
 
 
-class Dispatcher:
+class Dispatcher(Membership):
     def __init__(
         self,
         *,
@@ -61,74 +64,28 @@ class Dispatcher:
         output_weight: float,
         warm_wait_s: float,
         silence_heartbeats: float,
+        health: HealthRules | None = None,
     ) -> None:
-        self._ring = AdapterRing(vnodes=vnodes)
-        self._residency = ResidencyMap()
-        self._fleet = Fleet(service_s=service_s, silence_heartbeats=silence_heartbeats)
-        self._router = Router(
-            ring=self._ring,
-            residency=self._residency,
-            fleet=self._fleet,
+        super().__init__(
+            vnodes=vnodes,
+            service_s=service_s,
+            silence_heartbeats=silence_heartbeats,
+            rules=health or HealthRules(),
             load_factor=load_factor,
             load_floor=load_floor,
             host_load_s=host_load_s,
             disk_load_s=disk_load_s,
             hop_s=hop_s,
+            ttl_s=ttl_s,
         )
-        self._room = WaitingRoom(ttl_s=ttl_s)
         self._cost = Cost(input_weight, output_weight)
         self._per_tenant_max = per_tenant_max
         self._warm_wait_s = warm_wait_s
         self._in_flight: dict[RequestId, Ticket] = {}
         self._refusals: list[Decision] = []
-        self._shrunk = False  # something is served by fewer
+        self.verdicts: list[Verdict] = []
+        """Who was ejected, tried and readmitted; the reader empties it."""
         self.arrived = self.finished = self.refused = self.cancelled = 0
-
-    # -- events: the fleet
-
-    def replica_added(self, replica: ReplicaId, now: float) -> None:
-        """It takes requests from its first report on."""
-        self._ring.add(replica)
-        self._fleet.add(replica, now)
-
-    def replica_removed(self, replica: ReplicaId, now: float) -> None:
-        """Out of the ring for good: its adapters move. Its requests in flight may still end."""
-        self._ring.remove(replica)
-        self._fleet.remove(replica)
-        self._residency.forget(replica)
-        self._shrunk = True
-
-    def report(self, report: ReplicaReport, now: float) -> bool:
-        """False when it changed nothing: stale, repeated, or of a replica that was not added."""
-        replica = self._fleet.replicas.get(report.replica)
-        if replica is None or (change := self._residency.apply(report, now)) is None:
-            return False
-        was_open, was = replica.open, replica.state
-        self._fleet.report(report, now)
-        if not was_open:
-            self._note_room(report.replica)
-        self._room.note_nearer(change.gained)
-        if change.gone or (replica.state is not was and not self._fleet.hopeful(report.replica)):
-            self._shrunk = True
-        return True
-
-    def replica_lost(self, replica: ReplicaId, now: float) -> None:
-        """Its stream broke or fell silent. It stays in the ring: its adapters come home with it."""
-        if replica in self._fleet.replicas:
-            self._fleet.lose(replica)
-            self._residency.lose(replica)
-            self._shrunk = True
-
-    def drain(self, replica: ReplicaId, now: float) -> None:
-        """Nothing new is sent there."""
-        if replica in self._fleet.replicas:
-            self._fleet.drain(replica, on=True)
-            self._shrunk = True
-
-    def resume(self, replica: ReplicaId, now: float) -> None:
-        if replica in self._fleet.replicas:
-            self._fleet.drain(replica, on=False)
-            self._note_room(replica)
 
     # -- events: requests
 
@@ -149,6 +106,27 @@ class Dispatcher:
         if not fits:
             self._refuse(Reject(request, RejectReason.QUEUE_FULL))
 
+    def place(self, arrival: Arrival, now: float) -> Dispatch | None:
+        """`arrive` and `poll` in one while nobody waits, at a third of the cost.
+
+        None: nothing has happened, and it has to arrive. Law: the decision, and all that follows,
+        is what `arrive` and `poll` would give.
+        """
+        if not self.quiet or arrival.queue_max == 0:
+            return None
+        choice = self._router.pick(arrival.adapter, _UNTRIED, now)
+        if choice is None or (choice.awaited and choice.new_load_s > self._warm_wait_s):
+            return None
+        ticket = Ticket(arrival, now, now)
+        self.arrived += 1
+        self._room.pass_through(ticket, self._cost.of(arrival.input_tokens, arrival.output_tokens))
+        return self._begin(ticket, choice, now)
+
+    @property
+    def quiet(self) -> bool:
+        """Nobody waits and nothing is to be told: a poll would decide nothing."""
+        return not (self._room or self._refusals or self.verdicts or self._fleet.health.news)
+
     def cancel(self, request: RequestId, now: float) -> None:
         """The client left: no decision follows. In flight it ends, at the cost estimated."""
         if self._room.leave(request):
@@ -157,32 +135,39 @@ class Dispatcher:
             self.finish(request, None, None, now)
 
     def reroute(
-        self, request: RequestId, failed: ReplicaId, now: float, *, suspect: bool = True
+        self, request: RequestId, failed: ReplicaId, now: float, *, conduct: Conduct | None
     ) -> None:
         """It failed before the first byte: back to the front, never there again.
 
-        `suspect` (no answer at all) stops all dispatch there until its next report.
+        GONE (no answer at all) stops all dispatch there until its next report.
         """
-        if suspect and failed in self._fleet.replicas:
-            self._fleet.suspect(failed)
-        ticket = self._in_flight.pop(request, None)
-        if ticket is None:
-            return
-        self._note_room(self._fleet.finish(request, now))
-        self._room.come_back(ticket, failed, now)
-        self._shrunk = True
+        if (ticket := self._in_flight.pop(request, None)) is not None:
+            self._note_room(self._fleet.finish(request, now, conduct))
+            self._room.come_back(ticket, failed, now)
+            self._shrunk = True
+
+    def answered(self, request: RequestId, now: float) -> bool:
+        """The first token of one that streams. True: it passed a trial, so a poll is due."""
+        self._fleet.answered(request, now)
+        return bool(self._fleet.health.news)
 
     def finish(
-        self, request: RequestId, input_tokens: int | None, output_tokens: int | None, now: float
+        self,
+        request: RequestId,
+        input_tokens: int | None,
+        output_tokens: int | None,
+        now: float,
+        conduct: Conduct | None = None,
     ) -> None:
         """The lease ends: its place is free, its tenant is charged what it really cost.
 
-        None keeps the estimate. Harmless for a request that is not in flight.
+        None keeps the estimate; `conduct` is its replica's, None when it is not known. Harmless
+        for a request that is not in flight.
         """
         ticket = self._in_flight.pop(request, None)
         if ticket is None:
             return
-        self._note_room(self._fleet.finish(request, now))
+        self._note_room(self._fleet.finish(request, now, conduct))
         was = ticket.arrival
         inputs = was.input_tokens if input_tokens is None else input_tokens
         outputs = was.output_tokens if output_tokens is None else output_tokens
@@ -195,6 +180,9 @@ class Dispatcher:
         """All that can be decided now, refusals first."""
         for replica in self._fleet.silent(now):
             self.replica_lost(replica, now)
+        for replica in self._fleet.health.advance(now):
+            self._note_room(replica)
+        self._heed()
         for request in self._room.expired(now):
             self._evict(request, RejectReason.EXPIRED)
         if self._shrunk:
@@ -211,9 +199,10 @@ class Dispatcher:
     def next_wakeup(self, now: float) -> float | None:
         """When to poll although nothing happens: never late, at times early; `now`: at once."""
         placeable = bool(self._fleet.open) and self._room.first() is not None
-        if self._refusals or self._shrunk or placeable:
+        if self._refusals or self._shrunk or placeable or self._fleet.health.news:
             return now
-        first = min(self._fleet.silence_due(), self._room.next_wakeup(now))
+        fleet_due = min(self._fleet.silence_due(), self._fleet.health.due)
+        first = min(fleet_due, self._room.next_wakeup(now))
         return first if first < math.inf else None
 
     # -- questions
@@ -229,26 +218,6 @@ class Dispatcher:
     def waiting(self, tenant: TenantId) -> int:
         """How many of the tenant's requests are queued."""
         return self._room.waiting(tenant)
-
-    def knows(self, model: str) -> bool:
-        """A base, or an adapter that a replica serves, or did when it was lost (503, not 404)."""
-        return model in self._fleet.bases or self._residency.knows(AdapterId(model))
-
-    def bases(self) -> frozenset[str]:
-        return self._fleet.bases
-
-    def adapters(self) -> Mapping[AdapterId, str]:
-        """What is routable, with its version: served by a replica that is not lost."""
-        return self._residency.adapters()
-
-    def explain(self, adapter: AdapterId | None, now: float) -> tuple[CandidateTerms, ...]:
-        """Every replica with its terms, and why it could not be taken; nothing is sent."""
-        return self._router.explain(adapter, now)
-
-    def view(self, now: float) -> tuple[ReplicaView, ...]:
-        """Every replica, by name."""
-        replicas = self._fleet.replicas
-        return tuple(ReplicaView.of(replicas[r], self._residency.of(r)) for r in sorted(replicas))
 
     def check(self) -> None:
         for part in (self._ring, self._residency, self._fleet, self._room):
@@ -274,12 +243,14 @@ class Dispatcher:
         return self._send(ticket, choice, now)
 
     def _send(self, ticket: Ticket, choice: Choice, now: float) -> Dispatch:
-        request = ticket.arrival.request
         self._room.send(ticket)
-        self._fleet.begin(request, choice.replica, ticket.arrival.adapter, now)
+        return self._begin(ticket, choice, now)
+
+    def _begin(self, ticket: Ticket, choice: Choice, now: float) -> Dispatch:
+        arrival, request = ticket.arrival, ticket.arrival.request
+        self._fleet.begin(request, choice.replica, arrival.adapter, now, streams=arrival.streams)
         self._in_flight[request] = ticket
-        where = (choice.replica, choice.kind, choice.digest)
-        return Dispatch(request, Placement(*where, now - ticket.arrived_at, choice.terms))
+        return Dispatch(request, Placement(choice, now - ticket.arrived_at))
 
     def _hopeless(self, adapter: AdapterId | None) -> RejectReason:
         """While a replica has yet to say what it serves, no adapter is unknown."""
@@ -294,6 +265,9 @@ class Dispatcher:
         self.refused += 1
         self._refusals.append(refusal)
 
-    def _note_room(self, replica: ReplicaId | None) -> None:
-        if replica is not None and replica in self._fleet.open:
-            self._room.note_room(replica)
+    def _heed(self) -> None:
+        """Ejections take hope from those that wait, and what ends them gives places."""
+        while self._fleet.health.news:
+            self.verdicts.append(verdict := self._fleet.health.news.pop(0))
+            self._shrunk |= verdict.standing is Standing.EJECTED
+            self._note_room(verdict.replica)

@@ -30,63 +30,24 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Hashable
-from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic
 
+from gateway.core.tenant_lines import Entry, Key, Line, Tenant
 from shared.ids import RequestId, TenantId
-
-Key = TypeVar("Key", bound=Hashable)
 
 _LEAST_COST = 1.0
 """Nothing is free: at no cost a tenant would stay first for ever."""
-
-
-@dataclass(slots=True, eq=False)
-class _Entry(Generic[Key]):
-    request: RequestId
-    tenant: TenantId
-    key: Key
-    cost: float
-    place: int  # in order of arrival; kept when the request comes back
-    charge: float = 0.0  # virtual units, while in flight
-    weight: float = 1.0  # of the tenant when it was charged
-
-
-@dataclass(slots=True, eq=False)
-class _Line(Generic[Key]):
-    key: Key
-    entries: OrderedDict[RequestId, _Entry[Key]] = field(default_factory=OrderedDict)
-    offered: int | None = None  # the head's place in the tenant's `ready`; None while parked
-    parked: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class _Tenant(Generic[Key]):
-    id: TenantId
-    weight: float
-    level: float
-    unsettled: float = 0.0
-    waiting: int = 0
-    in_flight: int = 0
-    lines: dict[Key, _Line[Key]] = field(default_factory=dict)
-    ready: list[tuple[int, Key]] = field(default_factory=list)  # (place of the head, line)
-    ranked: tuple[float, int] | None = None  # where it stands in the order
-
-    @property
-    def tag(self) -> float:
-        return self.level + self.unsettled
 
 
 class FairQueue(Generic[Key]):
     def __init__(self, *, lag_max: float) -> None:
         self._lag_max = lag_max
         self._present = 0.0
-        self._tenants: dict[TenantId, _Tenant[Key]] = {}
+        self._tenants: dict[TenantId, Tenant[Key]] = {}
         self._order: list[tuple[float, int, TenantId]] = []  # (tag, stamp, tenant)
-        self._queued: dict[RequestId, _Entry[Key]] = {}
-        self._in_flight: dict[RequestId, _Entry[Key]] = {}
-        self._by_key: dict[Key, dict[TenantId, _Line[Key]]] = {}
+        self._queued: dict[RequestId, Entry[Key]] = {}
+        self._in_flight: dict[RequestId, Entry[Key]] = {}
+        self._by_key: dict[Key, dict[TenantId, Line[Key]]] = {}
         self._stamp = 0  # of ranks: equal tags go in the order in which they were ranked
         self._places = 0
         self._sweep_at = 64
@@ -108,19 +69,21 @@ class FairQueue(Generic[Key]):
         `cost` is the estimate that a pop will charge.
         """
         assert request not in self._queued, f"{request} is queued already"
-        assert request not in self._in_flight, f"{request} is in flight already"
-        if not weight > 0:
-            raise ValueError(f"a weight is above zero, not {weight}: {tenant}")
         mine = self._tenants.get(tenant)
         if (mine.waiting if mine is not None else 0) >= waiting_max:
             return False
-        if mine is None:
-            self._sweep()
-            mine = self._tenants[tenant] = _Tenant(tenant, weight, self._present)
-        mine.weight = weight
-        self._places += 1
-        self._enqueue(mine, _Entry(request, tenant, key, max(cost, _LEAST_COST), self._places))
+        mine, entry = self._admit(request, tenant, weight, key, cost)
+        self._enqueue(mine, entry)
         return True
+
+    def pass_through(
+        self, request: RequestId, *, tenant: TenantId, weight: float, key: Key, cost: float
+    ) -> None:
+        """`push` and `pop` in one, of a request that finds the queue empty."""
+        assert not self._queued, "somebody waits, and may come first"
+        mine, entry = self._admit(request, tenant, weight, key, cost)
+        mine.level = max(mine.level, self._present)
+        self._charge_estimate(mine, entry)
 
     def first(self) -> RequestId | None:
         """The head whose turn it is; `pop`, `park` or `remove` it to see the next."""
@@ -133,12 +96,8 @@ class FairQueue(Generic[Key]):
         """Take the head that `first` showed out of the queue and charge it to its tenant."""
         entry = self._queued[request]
         mine = self._tenants[entry.tenant]
-        self._present = max(self._present, mine.level)
         self._dequeue(mine, entry)
-        entry.weight, entry.charge = mine.weight, entry.cost / mine.weight
-        mine.unsettled += entry.charge
-        mine.in_flight += 1
-        self._in_flight[request] = entry
+        self._charge_estimate(mine, entry)
         self._rank(mine)
 
     def settle(self, request: RequestId, actual: float) -> None:
@@ -150,7 +109,7 @@ class FairQueue(Generic[Key]):
         entry = self._in_flight.pop(request)
         self._charge(entry, 0.0)
         mine = self._tenants.setdefault(
-            entry.tenant, _Tenant(entry.tenant, entry.weight, self._present)
+            entry.tenant, Tenant(entry.tenant, entry.weight, self._present)
         )
         entry.key, entry.charge = key, 0.0
         self._enqueue(mine, entry)
@@ -201,14 +160,35 @@ class FairQueue(Generic[Key]):
 
     # -- inside
 
-    def _enqueue(self, mine: _Tenant[Key], entry: _Entry[Key]) -> None:
+    def _admit(
+        self, request: RequestId, tenant: TenantId, weight: float, key: Key, cost: float
+    ) -> tuple[Tenant[Key], Entry[Key]]:
+        assert request not in self._in_flight, f"{request} is in flight already"
+        if not weight > 0:
+            raise ValueError(f"a weight is above zero, not {weight}: {tenant}")
+        mine = self._tenants.get(tenant)
+        if mine is None:
+            self._sweep()
+            mine = self._tenants[tenant] = Tenant(tenant, weight, self._present)
+        mine.weight = weight
+        self._places += 1
+        return mine, Entry(request, tenant, key, max(cost, _LEAST_COST), self._places)
+
+    def _charge_estimate(self, mine: Tenant[Key], entry: Entry[Key]) -> None:
+        self._present = max(self._present, mine.level)
+        entry.weight, entry.charge = mine.weight, entry.cost / mine.weight
+        mine.unsettled += entry.charge
+        mine.in_flight += 1
+        self._in_flight[entry.request] = entry
+
+    def _enqueue(self, mine: Tenant[Key], entry: Entry[Key]) -> None:
         if not mine.waiting:
             mine.level = max(mine.level, self._present)
         mine.waiting += 1
         self._queued[entry.request] = entry
         line = mine.lines.get(entry.key)
         if line is None:
-            line = mine.lines[entry.key] = _Line(entry.key)
+            line = mine.lines[entry.key] = Line(entry.key)
             self._by_key.setdefault(entry.key, {})[mine.id] = line
         last = next(reversed(line.entries.values()), None)
         line.entries[entry.request] = entry
@@ -217,7 +197,7 @@ class FairQueue(Generic[Key]):
         self._offer(mine, line)
         self._rank(mine)
 
-    def _dequeue(self, mine: _Tenant[Key], entry: _Entry[Key]) -> None:
+    def _dequeue(self, mine: Tenant[Key], entry: Entry[Key]) -> None:
         line = mine.lines[entry.key]
         del line.entries[entry.request]
         del self._queued[entry.request]
@@ -229,7 +209,7 @@ class FairQueue(Generic[Key]):
             if not self._by_key[entry.key]:
                 del self._by_key[entry.key]
 
-    def _charge(self, entry: _Entry[Key], actual: float) -> None:
+    def _charge(self, entry: Entry[Key], actual: float) -> None:
         mine = self._tenants[entry.tenant]
         mine.in_flight -= 1
         mine.unsettled = mine.unsettled - entry.charge if mine.in_flight else 0.0
@@ -237,7 +217,7 @@ class FairQueue(Generic[Key]):
         self._rank(mine)
         self._forget_if_idle(mine)
 
-    def _offer(self, mine: _Tenant[Key], line: _Line[Key]) -> None:
+    def _offer(self, mine: Tenant[Key], line: Line[Key]) -> None:
         """Put the line where its head belongs among the tenant's ready lines, or nowhere."""
         head = next(iter(line.entries.values()), None)
         place = None if head is None or line.parked else head.place
@@ -249,7 +229,7 @@ class FairQueue(Generic[Key]):
             insort(mine.ready, (place, line.key), key=lambda ready: ready[0])
         line.offered = place
 
-    def _rank(self, mine: _Tenant[Key]) -> None:
+    def _rank(self, mine: Tenant[Key]) -> None:
         """Put the tenant where its tag belongs in the order, or nowhere when it offers nothing."""
         if mine.ranked is not None:
             if mine.ready and mine.ranked[0] == mine.tag:
@@ -263,7 +243,7 @@ class FairQueue(Generic[Key]):
             mine.ranked = (mine.tag, self._stamp)
             insort(self._order, (*mine.ranked, mine.id))
 
-    def _forget_if_idle(self, mine: _Tenant[Key]) -> None:
+    def _forget_if_idle(self, mine: Tenant[Key]) -> None:
         if not self._queued and not self._in_flight:
             self._tenants.clear()  # nobody is here to be compared with: all start anew
         elif not mine.waiting and not mine.in_flight and mine.level <= self._present:

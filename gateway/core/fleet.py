@@ -2,13 +2,18 @@
 
     UNKNOWN --report--> UP <--drain/resume--> DRAINING      any --silence, loss--> LOST
                         UP --failed connection--> SUSPECT   SUSPECT, LOST --next report--> UP
+                        UP --> EJECTED --> HALF_OPEN --> UP     (gateway/core/health.py)
 
-Only an UP replica is given requests. Silence for `silence_heartbeats` of its own heartbeats is a
-loss; a failed connection only stops dispatch until the replica speaks again, since reports are the
-probe and the next one is at most a heartbeat away.
+Only an UP replica is given requests, and a HALF_OPEN one its trials. Silence for
+`silence_heartbeats` of its own heartbeats is a loss; a failed connection only stops dispatch until
+the replica speaks again, since reports are the probe and the next one is at most a heartbeat away.
+
+Silence is ours when our own loop was held up: the reports of that time lie unread. So one that is
+due is looked at once more after LOOK_S, and after as long as we came late (a heartbeat at most, in
+which a replica that was held up with us has spoken).
 
     load  = in_flight + elsewhere           elsewhere = max(0, running + waiting - in_flight)
-    limit = capacity + max(1, capacity // 8)
+    limit = capacity + max(1, capacity // 8)    whole; less in slow start, none beside a trial
 
 `in_flight` is what we sent and have not seen end, exact at every instant; `elsewhere` is what the
 replica has beyond that (other gateways, direct callers), as of its last report. A replica is open
@@ -24,66 +29,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Final
 
+from gateway.core.breaker import HealthRules
+from gateway.core.health import Health
+from gateway.core.health import Verdict as Verdict
+from gateway.core.replica import Conduct as Conduct
+from gateway.core.replica import InUse as InUse
+from gateway.core.replica import Replica as Replica
+from gateway.core.replica import ReplicaState as ReplicaState
 from shared.ids import AdapterId, ReplicaId, RequestId
 from shared.messages import AdapterState, ReplicaReport, Tier
 
 FIRST_HEARTBEAT_S: Final = 1.0
 """Assumed of a replica that has not said its own yet."""
 
+LOOK_S: Final = 0.05
+"""A replica that fell silent is looked at once more after this: its report may lie unread."""
+
 _SMOOTHING: Final = 0.1
 """Of the measured service time: a new sample counts this much."""
 
 
-class ReplicaState(StrEnum):
-    UNKNOWN = "unknown"
-    UP = "up"
-    SUSPECT = "suspect"
-    DRAINING = "draining"
-    LOST = "lost"
-
-
-@dataclass(slots=True)
-class InUse:
-    """Our requests for one adapter on one replica."""
-
-    requests: int
-    since: float
-
-
-@dataclass(slots=True, eq=False)
-class Replica:
-    """Written by Fleet alone; others read."""
-
-    id: ReplicaId
-    service_s: float
-    state: ReplicaState = ReplicaState.UNKNOWN
-    said: ReplicaReport | None = None
-    heard_at: float = 0.0  # when added, then of the last report
-    drained: bool = False  # by an operator of this gateway
-    in_flight: int = 0
-    load: int = 0
-    capacity: int = 0
-    limit: int = 0
-    slots: int = 0
-    ours: dict[AdapterId, InUse] = field(default_factory=dict)
-    held: frozenset[AdapterId] = frozenset()  # reported: pinned, or sequences run with them
-    full_since: float | None = None  # it was full when this end of a request was seen
-
-    @property
-    def open(self) -> bool:
-        return self.state is ReplicaState.UP and self.load < self.limit
-
-    def slots_held(self) -> int:
-        """Slots that no load can have now: pinned, or of adapters that run or are about to."""
-        return len(self.held | self.ours.keys()) if self.ours else len(self.held)
-
-
 class Fleet:
-    def __init__(self, *, service_s: float, silence_heartbeats: float) -> None:
+    def __init__(
+        self, *, service_s: float, silence_heartbeats: float, rules: HealthRules | None = None
+    ) -> None:
         self._service_s = service_s
         self._silence_heartbeats = silence_heartbeats
         self._replicas: dict[ReplicaId, Replica] = {}
@@ -91,6 +62,7 @@ class Fleet:
         self._open: set[ReplicaId] = set()
         self.bases: frozenset[str] = frozenset()  # names that requests use for the base model
         self._silent_from = math.inf  # no replica can have been silent too long before this
+        self.health: Final = Health(self._replicas, rules or HealthRules(), self._settle)
 
     # -- life cycle
 
@@ -100,48 +72,59 @@ class Fleet:
             self._replicas[replica] = mine = Replica(replica, self._service_s, heard_at=now)
             self._silent_from = min(self._silent_from, now + self._patience_s(mine))
 
-    def remove(self, replica: ReplicaId) -> None:
+    def remove(self, replica: ReplicaId, now: float) -> None:
         """Its requests in flight may still end; they touch nothing that comes back by its name."""
         self._replicas.pop(replica, None)
         self._open.discard(replica)
         self._name_bases()
+        self.health.uphold(now)
 
     def report(self, report: ReplicaReport, now: float) -> None:
         """A newer report of a replica that was added (the caller has checked both)."""
         mine, before = self._replicas[report.replica], self._replicas[report.replica].said
         mine.said, mine.heard_at, mine.slots = report, now, report.slots
+        mine.look_until = None
         self._silent_from = min(self._silent_from, now + self._patience_s(mine))
         mine.capacity = max(0, report.capacity)
-        mine.limit = mine.capacity + max(1, mine.capacity // 8) if mine.capacity else 0
         mine.load = max(mine.in_flight, report.running + report.waiting)
         mine.held = frozenset(s.adapter for s in report.adapters if _holds_slot(s))
-        self._settle_state(mine)
+        self.health.reported(mine, boot_before=before.boot if before else None, now=now)
+        was = mine.state
+        self._enter(mine, _standing(mine))
+        if mine.state is not was:
+            self.health.uphold(now)
         if before is None or before.base != report.base:
             self._name_bases()
 
-    def lose(self, replica: ReplicaId) -> None:
+    def lose(self, replica: ReplicaId, now: float) -> None:
         """Silent too long, or its stream broke: nothing goes there until it reports again."""
         self._enter(self._replicas[replica], ReplicaState.LOST)
+        self.health.uphold(now)
 
-    def suspect(self, replica: ReplicaId) -> None:
-        """A connection to it failed."""
-        if self._replicas[replica].state is ReplicaState.UP:
-            self._enter(self._replicas[replica], ReplicaState.SUSPECT)
-
-    def drain(self, replica: ReplicaId, on: bool) -> None:
+    def drain(self, replica: ReplicaId, on: bool, now: float) -> None:
         """Operator's word; a replica may also say of itself that it drains, and then it does."""
         mine = self._replicas[replica]
         mine.drained = on
-        if mine.state in (ReplicaState.UP, ReplicaState.DRAINING):
-            self._settle_state(mine)
+        if mine.state not in (ReplicaState.UNKNOWN, ReplicaState.SUSPECT, ReplicaState.LOST):
+            self._enter(mine, _standing(mine))
+        self.health.uphold(now)
 
     def silent(self, now: float) -> list[ReplicaId]:
         """Replicas to `lose` now, told once. Nothing is looked at before one can be due."""
         if now < self._silent_from:
             return []
-        due = {r.id: r.heard_at + self._patience_s(r) for r in self._waited_for()}
-        self._silent_from = min((at for at in due.values() if at > now), default=math.inf)
-        return sorted(replica for replica, at in due.items() if at <= now)
+        silent, self._silent_from = [], math.inf
+        for mine in self._waited_for():
+            due = mine.heard_at + self._patience_s(mine)
+            if due <= now and mine.look_until is None:
+                late_s = min(now - due, self._heartbeat_s(mine))  # our loop was held up as long
+                mine.look_until = now + max(LOOK_S, late_s)
+            due = mine.look_until or due
+            if due <= now:
+                silent.append(mine.id)
+            else:
+                self._silent_from = min(self._silent_from, due)
+        return sorted(silent)
 
     def silence_due(self) -> float:
         """When `silent` may next have something to say: never late, early after a report."""
@@ -150,7 +133,13 @@ class Fleet:
     # -- requests
 
     def begin(
-        self, request: RequestId, replica: ReplicaId, adapter: AdapterId | None, now: float
+        self,
+        request: RequestId,
+        replica: ReplicaId,
+        adapter: AdapterId | None,
+        now: float,
+        *,
+        streams: bool = False,
     ) -> None:
         mine = self._replicas[replica]
         assert request not in self._leases, f"{request} is in flight already"
@@ -160,9 +149,18 @@ class Fleet:
         mine.load += 1
         if adapter is not None:
             mine.ours.setdefault(adapter, InUse(0, now)).requests += 1
+        self.health.began(mine, request, now, streams=streams)
         self._update_open(mine)
 
-    def finish(self, request: RequestId, now: float) -> ReplicaId | None:
+    def answered(self, request: RequestId, now: float) -> None:
+        """The first token of a request that streams has come."""
+        lease = self._leases.get(request)
+        if lease is not None:
+            self.health.answered(lease[0], request, now)
+
+    def finish(
+        self, request: RequestId, now: float, conduct: Conduct | None = None
+    ) -> ReplicaId | None:
         """The replica that has a place more, or None when the lease had ended before."""
         lease = self._leases.pop(request, None)
         if lease is None:
@@ -176,6 +174,9 @@ class Fleet:
             if not mine.ours[adapter].requests:
                 del mine.ours[adapter]
         if self._replicas.get(mine.id) is mine:
+            self.health.ended(mine, request, conduct, now)
+            if conduct is Conduct.GONE and mine.state is ReplicaState.UP:
+                self._enter(mine, ReplicaState.SUSPECT)
             self._update_open(mine)
         return mine.id
 
@@ -199,25 +200,22 @@ class Fleet:
         """A replica has yet to say what it serves."""
         return any(mine.state is ReplicaState.UNKNOWN for mine in self._replicas.values())
 
-    def hopeful(self, replica: ReplicaId) -> bool:
-        """It takes requests, or may again as soon as it speaks."""
+    def hopeful(self, replica: ReplicaId, *, patient: bool = True) -> bool:
+        """It takes requests, or may again as soon as it speaks; or after its ejection."""
         mine = self._replicas.get(replica)
-        return (
-            mine is not None
-            and not mine.drained
-            and mine.state in (ReplicaState.UP, ReplicaState.SUSPECT)
-        )
+        if mine is None or mine.drained:
+            return False
+        ejected = mine.state is ReplicaState.EJECTED
+        return mine.serving or mine.state is ReplicaState.SUSPECT or (ejected and patient)
 
     def check(self) -> None:
-        counts: dict[int, int] = {}
-        for mine, _ in self._leases.values():
-            counts[id(mine)] = counts.get(id(mine), 0) + 1
+        requests: dict[int, set[RequestId]] = {}
+        for request, (mine, _) in self._leases.items():
+            requests.setdefault(id(mine), set()).add(request)
         for mine in self._replicas.values():
-            assert mine.in_flight == counts.get(id(mine), 0), f"{mine.id}: leases and count differ"
-            assert 0 <= mine.in_flight <= mine.load, f"{mine.id}: {mine.in_flight} of {mine.load}"
-            assert sum(use.requests for use in mine.ours.values()) <= mine.in_flight
-            assert all(use.requests > 0 for use in mine.ours.values())
+            mine.check(requests.get(id(mine), set()))
             assert (mine.id in self._open) == mine.open, f"{mine.id}: open is out of step"
+        self.health.check()
         assert self._open <= self._replicas.keys()
 
     # -- inside
@@ -225,14 +223,17 @@ class Fleet:
     def _name_bases(self) -> None:
         self.bases = frozenset(r.said.base for r in self._replicas.values() if r.said is not None)
 
-    def _settle_state(self, mine: Replica) -> None:
-        draining = mine.drained or (mine.said is not None and mine.said.draining)
-        self._enter(mine, ReplicaState.DRAINING if draining else ReplicaState.UP)
+    def _settle(self, mine: Replica) -> None:
+        """Its health has changed: so has its state, unless it is away, and its places."""
+        away = (ReplicaState.UNKNOWN, ReplicaState.SUSPECT, ReplicaState.LOST)
+        self._enter(mine, mine.state if mine.state in away else _standing(mine))
 
     def _enter(self, mine: Replica, state: ReplicaState) -> None:
         mine.state = state
+        mine.serving = state in (ReplicaState.UP, ReplicaState.HALF_OPEN)
         if state is ReplicaState.LOST:
-            mine.load, mine.held = mine.in_flight, frozenset()
+            mine.load, mine.held, mine.look_until = mine.in_flight, frozenset(), None
+        mine.settle_limit()
         self._update_open(mine)
 
     def _update_open(self, mine: Replica) -> None:
@@ -253,9 +254,20 @@ class Fleet:
     def _waited_for(self) -> Iterable[Replica]:
         return (r for r in self._replicas.values() if r.state is not ReplicaState.LOST)
 
+    def _heartbeat_s(self, mine: Replica) -> float:
+        return mine.said.heartbeat_s if mine.said is not None else FIRST_HEARTBEAT_S
+
     def _patience_s(self, mine: Replica) -> float:
-        heartbeat_s = mine.said.heartbeat_s if mine.said is not None else FIRST_HEARTBEAT_S
-        return self._silence_heartbeats * heartbeat_s
+        return self._silence_heartbeats * self._heartbeat_s(mine)
+
+
+def _standing(mine: Replica) -> ReplicaState:
+    """What one that speaks is."""
+    if mine.draining:
+        return ReplicaState.DRAINING
+    if mine.breaker.out:
+        return ReplicaState.HALF_OPEN if mine.breaker.half_open else ReplicaState.EJECTED
+    return ReplicaState.UP
 
 
 def _holds_slot(state: AdapterState) -> bool:

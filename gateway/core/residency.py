@@ -21,6 +21,9 @@ from types import MappingProxyType
 from shared.ids import AdapterId, ReplicaId
 from shared.messages import AdapterState, AdapterStatus, ReplicaReport, Tier
 
+ANY = AdapterId("*")
+"""Reported by a replica that takes every name: it holds each adapter that nobody names."""
+
 _BOOTS_REMEMBERED = 8
 _NOBODY: Mapping[ReplicaId, AdapterState] = MappingProxyType({})
 
@@ -78,7 +81,8 @@ class ResidencyMap:
 
     def holders(self, adapter: AdapterId) -> Mapping[ReplicaId, AdapterState]:
         """Replicas that serve the adapter, whatever the tier. A live view: do not keep it."""
-        return self._holders.get(adapter, _NOBODY)
+        held = self._holders.get(adapter)
+        return self._holders.get(ANY, _NOBODY) if held is None else held
 
     def loading_since(self, replica: ReplicaId, adapter: AdapterId) -> float | None:
         """When the load that is under way was first reported."""
@@ -95,13 +99,17 @@ class ResidencyMap:
 
     def knows(self, adapter: AdapterId) -> bool:
         """Some replica serves it, or did when it was lost."""
-        return adapter in self._holders or any(
-            adapter in mine.remembered for mine in self._of.values()
+        return bool(self.holders(adapter)) or any(
+            adapter in mine.remembered or ANY in mine.remembered for mine in self._of.values()
         )
 
     def adapters(self) -> dict[AdapterId, str]:
         """Every served adapter with its version: the one most replicas have, then the least."""
-        return {adapter: _version(held.values()) for adapter, held in self._holders.items()}
+        return {
+            adapter: _version(held.values())
+            for adapter, held in self._holders.items()
+            if adapter != ANY
+        }
 
     def check(self) -> None:
         rebuilt: dict[AdapterId, dict[ReplicaId, AdapterState]] = {}

@@ -1,8 +1,8 @@
 """Which replica gets this request: least expected time to the first token, under the load bound.
 
-Candidates are the UP replicas that serve the adapter, in the order of its ring; the first is its
-home. Those that were tried, are full or are at their bound are passed over; of the rest the least
-sum wins, the earlier one in a tie:
+Candidates are the replicas that serve the adapter (UP, or half open for a trial), in the order of
+its ring; the first is its home. Those that were tried, are full or are at their bound are passed
+over; of the rest the least sum wins, the earlier one in a tie:
 
     expected_s = queue_s    (load + 1 - capacity) places to wait for, at service_s each
                + load_s     0 in a slot; host_load_s or disk_load_s from there; what is left of it
@@ -26,62 +26,18 @@ every replica is home to it.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import NamedTuple
 
-from gateway.core.fleet import Fleet, Replica, ReplicaState
+from gateway.core.fleet import Fleet, Replica
 from gateway.core.residency import ResidencyMap
 from gateway.core.ring import AdapterRing
+from gateway.core.terms import CandidateTerms as CandidateTerms
+from gateway.core.terms import Choice as Choice
+from gateway.core.terms import Kind as Kind
+from gateway.core.terms import Tried, Weighed
 from shared.ids import AdapterId, ReplicaId
 from shared.messages import AdapterState, AdapterStatus, Tier
 
-Tried = frozenset[ReplicaId]
-
-
-class Kind(StrEnum):
-    """What a placement was, exactly one of:
-
-    HOME   at home, where the adapter is in a slot or in host memory; every base request
-    WARM   elsewhere, in a slot or in host memory there
-    SPILL  elsewhere, from disk, because home could not take it: full, at its bound, or tried
-    COLD   from disk although home could take it: at home, or where it was expected sooner
-    """
-
-    HOME = "home"
-    WARM = "warm"
-    SPILL = "spill"
-    COLD = "cold"
-
-
-@dataclass(frozen=True, slots=True)
-class CandidateTerms:
-    """What was weighed for one replica; times in seconds."""
-
-    replica: ReplicaId
-    step: int  # along the ring from home; -1 when it is no candidate
-    tier: Tier | None  # None: the base model, or the adapter is not served there
-    load: int
-    bound: int
-    queue_s: float
-    load_s: float
-    slot_s: float
-    hop_s: float
-    refused: str = ""  # tried, full, bound; or its state, or absent: no candidate at all
-
-    @property
-    def expected_s(self) -> float:
-        return self.queue_s + self.load_s + self.slot_s + self.hop_s
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    replica: ReplicaId
-    kind: Kind
-    digest: str
-    new_load_s: float  # of the load that this request would start; 0 when there is none
-    terms: tuple[CandidateTerms, ...]  # home, the chosen, and each that was refused though nearer
-    awaited: Tried  # candidates nearer to their adapter that could not take it now
+_NONE: Tried = frozenset()
 
 
 class Router:
@@ -110,9 +66,11 @@ class Router:
         if adapter is None:
             return self._pick_base(tried)
         candidates = self._candidates(adapter)
+        if not candidates:
+            return None
         per_capacity = self._bound_per_capacity(candidates, tried)
-        weighed: list[_Weighed] = []
-        best: _Weighed | None = None
+        weighed: list[Weighed] = []
+        best: Weighed | None = None
         for step, (mine, state) in enumerate(candidates):
             if best is not None and step * self._hop_s >= best.expected_s:
                 break  # the hops alone cost more: nobody further on can win
@@ -128,9 +86,13 @@ class Router:
         return frozenset(where) - tried
 
     def hope(self, adapter: AdapterId | None, tried: Tried) -> bool:
-        """Some replica that was not tried serves it: waiting makes sense."""
+        """Some replica that was not tried serves it: waiting makes sense.
+
+        One that failed elsewhere has waited enough to sit out an ejection too.
+        """
         where = self._fleet.replicas if adapter is None else self._residency.holders(adapter)
-        return any(self._fleet.hopeful(replica) for replica in where if replica not in tried)
+        hopeful, patient = self._fleet.hopeful, not tried
+        return any(hopeful(replica, patient=patient) for replica in where if replica not in tried)
 
     def explain(self, adapter: AdapterId | None, now: float) -> tuple[CandidateTerms, ...]:
         """Every replica of the fleet, candidates first in their order, and why it would not do."""
@@ -154,11 +116,11 @@ class Router:
         return [
             (mine, holders[replica])
             for replica in self._ring.order(adapter)
-            if replica in holders and (mine := replicas[replica]).state is ReplicaState.UP
+            if replica in holders and (mine := replicas[replica]).serving
         ]
 
     def _base_candidates(self) -> list[_Candidate]:
-        up = [mine for mine in self._fleet.replicas.values() if mine.state is ReplicaState.UP]
+        up = [mine for mine in self._fleet.replicas.values() if mine.serving]
         return [(mine, None) for mine in sorted(up, key=_relative_load)]
 
     def _pick_base(self, tried: Tried) -> Choice | None:
@@ -168,8 +130,8 @@ class Router:
             return None
         best = min(free, key=_relative_load)  # below the mean, so below the bound
         per_capacity = self._bound_per_capacity([(mine, None) for mine in free], tried)
-        terms = self._weigh(best, None, 0, tried, per_capacity, 0.0).terms()
-        return Choice(best.id, Kind.HOME, "", 0.0, (terms,), frozenset())
+        weighed = self._weigh(best, None, 0, tried, per_capacity, 0.0)
+        return Choice(best.id, Kind.HOME, "", 0.0, (weighed,), _NONE)
 
     def _bound_per_capacity(self, candidates: list[_Candidate], tried: Tried) -> float:
         load, capacity = 1, 0
@@ -187,7 +149,7 @@ class Router:
         tried: Tried,
         per_capacity: float,
         now: float,
-    ) -> _Weighed:
+    ) -> Weighed:
         load, hop_s = mine.load, step * self._hop_s
         bound = max(math.ceil(per_capacity * mine.capacity), self._load_floor)
         if mine.id in tried:
@@ -202,8 +164,18 @@ class Router:
         if state is not None and not _in_slot(state):
             load_s, slot_s = self._load_terms(mine, state, now)
         expected_s = queue_s + load_s + slot_s + hop_s
-        return _Weighed(
-            expected_s, refused, mine, state, step, bound, queue_s, load_s, slot_s, hop_s
+        return Weighed(
+            expected_s,
+            refused,
+            mine,
+            state,
+            step,
+            load,
+            min(bound, mine.limit),
+            queue_s,
+            load_s,
+            slot_s,
+            hop_s,
         )
 
     def _load_terms(self, mine: Replica, state: AdapterState, now: float) -> tuple[float, float]:
@@ -221,60 +193,33 @@ class Router:
         use = mine.ours.get(state.adapter)
         return use.since if use is not None else None
 
-    def _choice(self, adapter: AdapterId, best: _Weighed, weighed: list[_Weighed]) -> Choice:
+    def _choice(self, adapter: AdapterId, best: Weighed, weighed: list[Weighed]) -> Choice:
         state = self._residency.holders(adapter)[best.mine.id]
-        awaited = [w for w in weighed if w.refused and w.load_s < best.load_s]
-        telling = [
-            this.terms()
-            for this in weighed
-            if this is best or this.step == 0 or this.expected_s < best.expected_s
-        ]
-        return Choice(
-            replica=best.mine.id,
-            kind=_kind(best, home=weighed[0]),
-            digest=state.digest,
-            new_load_s=best.load_s if self._under_way_since(best.mine, state) is None else 0.0,
-            terms=tuple(telling),
-            awaited=frozenset(w.mine.id for w in awaited if w.refused != "tried"),
-        )
+        awaited, telling, new_load_s = _NONE, weighed, 0.0
+        if len(weighed) > 1:
+            awaited = frozenset(
+                w.mine.id
+                for w in weighed
+                if w.refused and w.refused != "tried" and w.load_s < best.load_s
+            )
+            telling = [
+                this
+                for this in weighed
+                if this is best or this.step == 0 or this.expected_s < best.expected_s
+            ]
+        if best.load_s and self._under_way_since(best.mine, state) is None:
+            new_load_s = best.load_s
+        kind = _kind(best, home=weighed[0])
+        return Choice(best.mine.id, kind, state.digest, new_load_s, telling, awaited)
 
     def _no_candidate(self, mine: Replica, adapter: AdapterId | None) -> CandidateTerms:
         state = None if adapter is None else self._residency.holders(adapter).get(mine.id)
-        refused = "absent" if mine.state is ReplicaState.UP else mine.state.value
+        refused = "absent" if mine.serving else mine.state.value
         tier = None if state is None else state.tier
         return CandidateTerms(mine.id, -1, tier, mine.load, 0, 0.0, 0.0, 0.0, 0.0, refused)
 
 
 _Candidate = tuple[Replica, AdapterState | None]
-
-
-class _Weighed(NamedTuple):
-    """One candidate's terms while they are compared; made by the dozen, hence no dataclass."""
-
-    expected_s: float
-    refused: str
-    mine: Replica
-    state: AdapterState | None
-    step: int
-    bound: int
-    queue_s: float
-    load_s: float
-    slot_s: float
-    hop_s: float
-
-    def terms(self) -> CandidateTerms:
-        return CandidateTerms(
-            replica=self.mine.id,
-            step=self.step,
-            tier=None if self.state is None else self.state.tier,
-            load=self.mine.load,
-            bound=min(self.bound, self.mine.limit),
-            queue_s=self.queue_s,
-            load_s=self.load_s,
-            slot_s=self.slot_s,
-            hop_s=self.hop_s,
-            refused=self.refused,
-        )
 
 
 def _relative_load(mine: Replica) -> tuple[float, ReplicaId]:
@@ -285,7 +230,7 @@ def _in_slot(state: AdapterState) -> bool:
     return state.tier is Tier.GPU and state.status is AdapterStatus.READY
 
 
-def _kind(chosen: _Weighed, home: _Weighed) -> Kind:
+def _kind(chosen: Weighed, home: Weighed) -> Kind:
     resident = chosen.state is not None and chosen.state.tier is not Tier.DISK
     if chosen is home:
         return Kind.HOME if resident else Kind.COLD

@@ -71,6 +71,17 @@ class WaitingRoom:
             self._tickets[arrival.request] = ticket
         return fits
 
+    def pass_through(self, ticket: Ticket, cost: float) -> None:
+        """`enter` and `send` of one that finds nobody waiting."""
+        arrival = ticket.arrival
+        self._queue.pass_through(
+            arrival.request,
+            tenant=arrival.tenant,
+            weight=arrival.weight,
+            key=ticket.key,
+            cost=cost,
+        )
+
     def come_back(self, ticket: Ticket, failed: ReplicaId, now: float) -> None:
         """From the replica that failed it, to the front of its tenant, whatever the bound."""
         ticket.tried |= {failed}

@@ -1,20 +1,30 @@
--- Enter one finished request in the ledger, or do nothing if it is there.
+-- Enter finished requests of one hour in the ledger; all of them, or none if one is there already.
 --
--- KEYS[1]  the request's mark: it was entered
--- KEYS[2]  stream of records
--- KEYS[3]  hash of sums for the hour in which the request finished
--- ARGV     life of the mark (s), most records in the stream, life of the hour (s), the record,
---          then pairs of field and increment
--- reply    1 if entered now, 0 if it was known
+-- KEYS[1]  stream of records
+-- KEYS[2]  hash of sums for the hour in which the requests finished
+-- KEYS[3]  hash of the requests of that hour that were entered
+-- ARGV     life of [3] (s), most records in the stream, life of [2] (s), how many requests,
+--          then the ids of the requests, their records, and pairs of field and increment: the sums
+-- reply    1 if entered now, 0 if one was known: then try them one by one
 --
--- The mark is set last: should a write before it fail, the request is not lost but tried again.
-if redis.call('EXISTS', KEYS[1]) == 1 then
-    return 0
+-- That they were entered is noted last: should a write before fail, nothing is lost but tried again.
+local count = tonumber(ARGV[4])
+local ids, noted = {}, {}
+for i = 1, count do
+    ids[i], noted[2 * i - 1], noted[2 * i] = ARGV[4 + i], ARGV[4 + i], '1'
 end
-redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[2], '*', 'record', ARGV[4])
-for i = 5, #ARGV, 2 do
-    redis.call('HINCRBY', KEYS[3], ARGV[i], ARGV[i + 1])
+for _, known in ipairs(redis.call('HMGET', KEYS[3], unpack(ids))) do
+    if known then
+        return 0
+    end
 end
-redis.call('EXPIRE', KEYS[3], ARGV[3])
-redis.call('SET', KEYS[1], '1', 'EX', ARGV[1])
+for i = 5 + count, 4 + 2 * count do
+    redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[2], '*', 'record', ARGV[i])
+end
+for i = 5 + 2 * count, #ARGV, 2 do
+    redis.call('HINCRBY', KEYS[2], ARGV[i], ARGV[i + 1])
+end
+redis.call('EXPIRE', KEYS[2], ARGV[3])
+redis.call('HSET', KEYS[3], unpack(noted))
+redis.call('EXPIRE', KEYS[3], ARGV[1])
 return 1

@@ -27,7 +27,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 
-from gateway.store.wire import StoreAway, StoreError, Wire, Word
+from gateway.store.wire import Answered, StoreAway, StoreError, Wire, Word
 from shared import tasks
 
 __all__ = ["Store", "StoreAway", "StoreError", "Word"]
@@ -114,6 +114,31 @@ class Store:
             if not _is_forgotten(error):
                 raise
         return await self._call("EVAL", self._scripts[name].text, keys, args)
+
+    def ask(self, name: str, keys: Sequence[str], args: Sequence[Word], answered: Answered) -> None:
+        """`script` without a coroutine: `answered` gets the reply, or the StoreAway, at once or
+        in the read that brings it. Nothing else of this turn is waited for."""
+        script = self._scripts[name]
+        rest = (len(keys), *[self._prefix + key for key in keys], *args)
+
+        def again(reply: Any) -> None:
+            if _is_forgotten(reply):
+                self._ask(("EVAL", script.text, *rest), answered)
+            else:
+                answered(reply)
+
+        self._ask(("EVALSHA", script.sha, *rest), again)
+
+    def _ask(self, words: Sequence[Word], answered: Answered) -> None:
+        wire = self._wire
+        try:
+            if wire is None:
+                raise StoreAway(self.reason)
+            wire.ask(words, answered)
+        except StoreAway as error:
+            answered(error)
+        else:
+            wire.flush()
 
     async def scripts(
         self, name: str, calls: Sequence[tuple[Sequence[str], Sequence[Word]]]
@@ -256,9 +281,11 @@ def _translated() -> Iterator[None]:
         yield
     except ResponseError as error:
         raise StoreError(str(error)) from error
-    except (RedisError, OSError, TimeoutError) as error:
-        why = str(error) or f"no answer within {PATIENCE_S:g} s"
-        raise StoreAway(f"the store cannot be reached: {why}", sent=True) from error
+    except TimeoutError as error:
+        why = f"no answer within {PATIENCE_S:g} s; what was asked may have been done: look first"
+        raise StoreAway(f"the store did not answer: {why}", sent=True) from error
+    except (RedisError, OSError) as error:
+        raise StoreAway(f"the store cannot be reached: {error!s}", sent=True) from error
 
 
 def _is_forgotten(answer: object) -> bool:

@@ -20,7 +20,7 @@ from typing import Final
 
 _HEADER: Final = b"%020d\n"
 _HEADER_BYTES: Final = 21
-_READ_BYTES: Final = 64 << 10
+_READ_BYTES: Final = 128 << 10
 _COMPACT_BYTES: Final = 1 << 20
 _SIBLINGS_MAX: Final = 64
 BYTES_MAX: Final = 1 << 30
@@ -75,17 +75,18 @@ class Spool:
         """What was appended and not committed."""
         return self._end - self._read
 
-    def append(self, line: bytes) -> None:
-        """Put one line, without its newline, at the end."""
-        if len(line) > LINE_BYTES_MAX:
-            raise SpoolFull(errno.EFBIG, f"a line of {len(line)} bytes")
-        if self._end + len(line) >= self._bytes_max:
+    def append(self, *lines: bytes) -> None:
+        """Put lines, without their newlines, at the end; all or none."""
+        longest = max(map(len, lines))
+        if longest > LINE_BYTES_MAX:
+            raise SpoolFull(errno.EFBIG, f"a line of {longest} bytes")
+        data = b"\n".join(lines) + b"\n"
+        if self._end + len(data) > self._bytes_max:
             raise SpoolFull(errno.ENOSPC, f"{self.path} holds its {self._bytes_max} bytes")
         # Never O_APPEND: pwrite would ignore the offset, and the header could not be rewritten.
-        written = os.pwrite(self._file, line + b"\n", self._end)
-        if written != len(line) + 1:  # the disk filled half way: the next line overwrites it
-            raise SpoolFull(errno.ENOSPC, f"no room for {self.path}")
-        self._end += written
+        if os.pwrite(self._file, data, self._end) != len(data):  # the disk filled half way: the
+            raise SpoolFull(errno.ENOSPC, f"no room for {self.path}")  # next lines overwrite it
+        self._end += len(data)
 
     def peek(self, lines_max: int) -> list[bytes]:
         """The oldest lines, without their newlines; [] when there is none."""

@@ -13,12 +13,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, cast
 
 import hiredis
 
 Word = str | bytes | int | float
 """One argument of a command; a float travels with all its digits."""
+
+Answered = Callable[[Any], None]
+"""Takes a reply, or the StoreAway that came instead; it must not raise."""
 
 WAITING_MAX: Final = 8192
 """Unanswered calls; at 20 µs each more than any timeout lets the server answer."""
@@ -50,7 +55,7 @@ class Wire(asyncio.Protocol):
         self._reader = hiredis.Reader(replyError=StoreError)
         self._transport: asyncio.Transport | None = None
         self._out: list[bytes] = []
-        self._waiting: deque[asyncio.Future[Any]] = deque()
+        self._waiting: deque[Answered] = deque()
         self._answered = 0
         # (how many calls had been sent after this write, when it left), oldest first
         self._writes: deque[tuple[int, float]] = deque()
@@ -61,16 +66,20 @@ class Wire(asyncio.Protocol):
 
     def call(self, *words: Word) -> asyncio.Future[Any]:
         """Send one command in this turn's write. The future raises StoreAway or StoreError."""
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self.ask(words, partial(_resolve, future))
+        return future
+
+    def ask(self, words: Sequence[Word], answered: Answered) -> None:
+        """The same without a future: `answered` is called in the read that brings the reply."""
         if self.lost:
             raise StoreAway(self.closed.result())
         if len(self._waiting) >= WAITING_MAX:
             raise StoreAway(f"{WAITING_MAX} calls to the store are unanswered")
         if not self._out:
-            self._loop.call_soon(self._flush)
-        self._out.append(hiredis.pack_command(words))  # type: ignore[arg-type]  # any mixture
-        future: asyncio.Future[Any] = self._loop.create_future()
-        self._waiting.append(future)
-        return future
+            self._loop.call_soon(self.flush)
+        self._out.append(hiredis.pack_command(tuple(words)))  # type: ignore[arg-type]  # any mixture
+        self._waiting.append(answered)
 
     def lose(self, reason: str) -> None:
         """End the wire: every unanswered call fails now. Harmless when repeated."""
@@ -83,9 +92,7 @@ class Wire(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
         while self._waiting:
-            future = self._waiting.popleft()
-            if not future.done():
-                future.set_exception(StoreAway(reason, sent=True))
+            self._waiting.popleft()(StoreAway(reason, sent=True))
         self.closed.set_result(reason)
 
     # what asyncio calls
@@ -99,13 +106,7 @@ class Wire(asyncio.Protocol):
         try:
             while (reply := self._reader.gets()) is not False:
                 self._answered += 1
-                future = self._waiting.popleft()
-                if future.done():  # its caller has gone
-                    continue
-                if isinstance(reply, StoreError):
-                    future.set_exception(reply)
-                else:
-                    future.set_result(reply)
+                self._waiting.popleft()(reply)
         except (hiredis.ProtocolError, IndexError) as error:
             self.lose(f"the store does not speak Redis's protocol: {error!r}")
 
@@ -114,8 +115,9 @@ class Wire(asyncio.Protocol):
 
     # the two halves of the timeout
 
-    def _flush(self) -> None:
-        if self.lost or self._transport is None:
+    def flush(self) -> None:
+        """Let out what was asked so far; at the latest the next turn of the loop does."""
+        if self.lost or self._transport is None or not self._out:
             return
         self._transport.write(b"".join(self._out))
         self._out.clear()
@@ -138,3 +140,12 @@ class Wire(asyncio.Protocol):
         # before it polls): the verdict waits for one more poll.
         self._grace = left <= 0
         self._timer = self._loop.call_later(max(left, _GRACE_S), self._watch)
+
+
+def _resolve(future: asyncio.Future[Any], reply: Any) -> None:
+    if future.done():  # its caller has gone
+        return
+    if isinstance(reply, StoreAway):
+        future.set_exception(reply)
+    else:
+        future.set_result(reply)

@@ -170,6 +170,18 @@ async def test_a_tenant_lives_from_create_to_delete(admin: Running) -> None:
     assert (await admin.call("GET", "tenants"))["data"] == []
 
 
+async def test_a_key_that_clients_hold_already_can_be_imported(admin: Running) -> None:
+    await admin.call("POST", "tenants", 201, json={"id": "acme"})
+    made = await admin.call("POST", "tenants/acme/keys", 201, json={"secret": "sk-from-before"})
+    assert made["secret"] == "sk-from-before"
+    assert admin.registry.tenant_for_key("sk-from-before").id == "acme"
+    error = await admin.refused("POST", "tenants/acme/keys", 400, json={"secret": "short"})
+    assert error["param"] == "secret"
+    error = await admin.refused("POST", "tenants/acme/keys", 400, json={"secret": 7})
+    assert error["param"] == "secret"
+    await admin.refused("POST", "tenants/acme/keys", 409, json={"secret": "sk-from-before"})
+
+
 async def test_a_key_is_shown_once_and_works_until_revoked(admin: Running) -> None:
     await admin.call("POST", "tenants", 201, json={"id": "acme"})
     made = await admin.call("POST", "tenants/acme/keys", 201)

@@ -254,7 +254,7 @@ def test_help_shows_an_example() -> None:
     done = command("--help")
     assert done.exit_code == 0
     assert "Example: python -m gateway" in done.stdout
-    for option in ("--config", "--port", "--check-config", "--example-config"):
+    for option in ("--config", "--port", "--workers", "--check-config", "--example-config"):
         assert option in done.stdout
 
 

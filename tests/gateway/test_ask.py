@@ -120,7 +120,13 @@ def test_a_wrong_field_is_named(body: dict[str, Any], param: str) -> None:
 
 @pytest.mark.parametrize(
     ("raw", "at"),
-    [(b'{"a":1,}', 6), ('{"é":1,}'.encode(), 7), (b"", 0), (b'{"model":"a"} x', 14)],
+    [
+        (b'{"a":1,}', 6),
+        (b'{"a":"\xff"}', 6),
+        ('{"é":1,}'.encode(), 7),
+        (b"", 0),
+        (b'{"model":"a"} x', 14),
+    ],
 )
 def test_text_that_is_not_json_is_told_with_the_byte(raw: bytes, at: int) -> None:
     with pytest.raises(BadRequest, match=f"not valid JSON.*at byte {at}\\."):

@@ -187,7 +187,7 @@ async def test_a_question_that_makes_no_sense_names_its_field(ledger: Ledger) ->
 async def test_the_stream_is_bounded(
     ledger: Ledger, valkey_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.ledger._STREAM_MAX", 200)
+    monkeypatch.setattr("gateway.records._STREAM_MAX", 200)
     for _ in range(1000):
         ledger.record(record())
     assert await total(ledger) == 1000
@@ -292,6 +292,7 @@ async def test_a_killed_gateway_loses_no_finished_request(
                 counts, times = (1, 0, 1), (0.0, 0.0, 0.0)
                 who = (f"killed-{{n}}", "acme", "poet", "", "r")
                 ledger.record(Record(*who, *counts, *times, "ok", False, {NOON}))
+            await asyncio.sleep(0)
             os.kill(os.getpid(), signal.SIGKILL)
         asyncio.run(main())
     """

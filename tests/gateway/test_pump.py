@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted import BASE, ScriptedReplica, until
 
-from gateway.core.dispatcher import Arrival, Dispatcher, RejectReason
+from gateway.core.dispatcher import Arrival, Conduct, Dispatcher, RejectReason
 from gateway.pump import Lease, Pump, Refused
 from shared.ids import AdapterId, ReplicaId, RequestId, TenantId
 
@@ -153,10 +153,10 @@ async def test_a_retry_goes_to_another_replica_and_counts_once() -> None:
     it = pump("replica-0", "replica-1")
     async with it.lease(arrival("r", adapter="a")) as lease:
         first = lease.placement.replica
-        second = (await lease.retry(first, suspect=True)).replica
+        second = (await lease.retry(first, Conduct.GONE)).replica
         assert first != second
         with pytest.raises(Refused) as caught:
-            await lease.retry(second, suspect=False)
+            await lease.retry(second, Conduct.BUSY)
         assert caught.value.why is RejectReason.NO_REPLICA
     it.dispatcher.check()
     assert (it.dispatcher.arrived, it.dispatcher.refused, it.dispatcher.finished) == (1, 1, 0)

@@ -252,6 +252,30 @@ async def test_a_tenant_without_limits_asks_no_store(valkey_url: str) -> None:
     await never_started.close()
 
 
+@pytest.mark.parametrize("moment", ["asking", "told"])
+async def test_who_leaves_while_asking_gets_the_tokens_back(store: Store, moment: str) -> None:
+    quota, who = quota_on(store), tenant(tokens=1000)
+    asking = asyncio.ensure_future(granted(quota, who, 400))
+    if moment == "told":  # the answer is there, and its task has not run yet
+        tell = quota._tell
+
+        def told_and_left(*answer: Any) -> None:
+            tell(*answer)
+            asking.cancel()
+
+        quota._tell = told_and_left  # type: ignore[method-assign]
+    else:
+        await asyncio.sleep(0)
+        asking.cancel()
+    await asyncio.wait({asking})
+    assert asking.cancelled()
+    if moment == "told":
+        quota._tell = tell  # type: ignore[method-assign]
+    await tokens_left(quota, who)  # a round trip later
+    await quota.close()  # what is owed is paid
+    assert await tokens_left(quota, who) == 1000
+
+
 async def test_the_state_says_what_is_left_and_when_it_is_full(store: Store) -> None:
     quota, who = quota_on(store), tenant(requests=10, tokens=1000)
     answer = await quota.reserve(who, RequestId("r"), 400)
@@ -426,3 +450,46 @@ async def test_what_is_owed_refills_while_the_store_is_away(
     await quota._pay()
     assert 290 <= await tokens_left(quota, who) <= 320
     await quota.close()
+
+
+# many at once
+
+
+async def test_requests_of_one_turn_are_decided_in_one_call_as_if_one_by_one(
+    relay: Relay, frozen_store: Store
+) -> None:
+    quota, who = quota_on(frozen_store), tenant(100, 1000)
+    before = relay.reads
+    answers = await asyncio.gather(
+        *[quota.reserve(who, RequestId(f"{n}"), cost) for n, cost in enumerate([400, 700, 500, 90])]
+    )
+    assert [isinstance(answer, Granted) for answer in answers] == [True, False, True, True]
+    assert [answer.state.tokens.remaining for answer in answers] == [600, 600, 100, 10]
+    assert [answer.state.requests.remaining for answer in answers] == [99, 99, 98, 97]
+    assert relay.reads == before + 1
+
+
+async def test_more_than_a_call_holds_goes_in_several(store: Store) -> None:
+    quota, who = quota_on(store), tenant(150)
+    answers = await asyncio.gather(*[quota.reserve(who, RequestId(f"{n}"), 1) for n in range(200)])
+    assert [isinstance(answer, Granted) for answer in answers] == [True] * 150 + [False] * 50
+
+
+async def test_tenants_of_one_turn_do_not_share(store: Store) -> None:
+    quota = quota_on(store)
+    one, other = tenant(1), tenant(1, name="other")
+    answers = await asyncio.gather(
+        *[quota.reserve(who, RequestId("r"), 1) for who in (one, other, one, other)]
+    )
+    assert [isinstance(answer, Granted) for answer in answers] == [True, True, False, False]
+
+
+async def test_who_leaves_before_the_answer_gets_its_tokens_back(store: Store) -> None:
+    quota, who = quota_on(store), tenant(tokens=1000)
+    gone = asyncio.ensure_future(quota.reserve(who, RequestId("r"), 400))
+    await asyncio.sleep(0)
+    gone.cancel()
+    await asyncio.gather(gone, return_exceptions=True)
+    async with asyncio.timeout(2):
+        while await tokens_left(quota, who) < 1000:  # noqa: ASYNC110  # the store tells nobody
+            await asyncio.sleep(0.02)

@@ -74,6 +74,29 @@ async def test_any_other_string_names_nobody(registry: Registry, wrong: str) -> 
     assert registry.tenant_for_key(wrong) is None
 
 
+async def test_a_secret_that_clients_hold_already_can_be_brought_along(
+    registry: Registry,
+) -> None:
+    await registry.create("acme")
+    key, secret = await registry.key_create("acme", "sk-1234")
+    assert secret == "sk-1234"
+    assert registry.tenant_for_key("sk-1234").id == "acme"
+    assert key.prefix == "sk-", "a short one is not shown whole"
+    with pytest.raises(Conflict, match="exists"):
+        await registry.key_create("acme", "sk-1234")
+
+
+@pytest.mark.parametrize(
+    "secret", ["", "short", " padded-key", "line\nbreak", "ümlaut-key", "x" * 513]
+)
+async def test_a_secret_that_no_header_can_carry_is_refused(
+    registry: Registry, secret: str
+) -> None:
+    await registry.create("acme")
+    with pytest.raises(BadField, match="secret"):
+        await registry.key_create("acme", secret)
+
+
 async def test_secrets_are_long_distinct_and_nowhere_in_the_store(
     registry: Registry, valkey_url: str, prefix: str
 ) -> None:

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted import BASE, DONE, USAGE, chunk, chunks, event, read_reply, until, usage_event
 
-from gateway.connection import Headers, ReplyUnfit
+from gateway.connection import Connection, Headers, ReplyLost, ReplyUnfit
 from gateway.relay import Relay
 from gateway.reply import Reply
+from gateway.reply import Written as KnowsNothing
 from shared.clock import monotonic
 from shared.framing import FrameTooLong
 from shared.messages import Usage
@@ -36,7 +37,16 @@ class Written:
     def __init__(self) -> None:
         self.data = b""
         self.blobs: list[bytes] = []
+        self.raw = 0  # how often the raw lane was taken
         self.last = False
+
+    def chunk(self, data: bytes, flow: object) -> bool:
+        size, _, rest = data.partition(b"\r\n")
+        assert int(size, 16) == len(rest) - 2
+        assert rest.endswith(b"\n\n\r\n")
+        self.raw += 1
+        self.events(rest[:-2], [], flow, last=False)
+        return True
 
     def events(self, blob: bytes, headers: Headers, flow: object, *, last: bool) -> None:
         assert not self.last, "nothing passes after the end"
@@ -162,6 +172,138 @@ def test_a_stream_of_another_type_is_unfit() -> None:
         relay.head(200, [(b"content-type", b"text/html")], Flow())
 
 
+# The raw lane -----------------------------------------------------------------------------------
+
+
+class Transport:
+    """Stands where a replica's socket is."""
+
+    def write(self, data: bytes) -> None: ...
+    def abort(self) -> None: ...
+    def is_closing(self) -> bool:
+        return False
+
+
+class Pool:
+    def idle(self, connection: Connection) -> None: ...
+    def ended(self, connection: Connection) -> None: ...
+
+
+async def received(
+    reads: list[bytes], *, keep_usage: bool, asked: str = ""
+) -> tuple[Relay, Written, Connection]:
+    """What a replica sends in these reads, through its connection to the client."""
+    reply = Written()
+    connection = Connection(Pool(), asyncio.get_running_loop())
+    connection.connection_made(Transport())  # type: ignore[arg-type]
+    relay = Relay(reply, stream=True, keep_usage=keep_usage, clock=monotonic, asked=asked)  # type: ignore[arg-type]
+    exchange = asyncio.ensure_future(connection.run(b"", relay, 10, 10))
+    await asyncio.sleep(0)
+    for read in reads:
+        connection.data_received(read)
+    await exchange
+    return relay, reply, connection
+
+
+STREAM_HEAD = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+)
+
+
+def framed(chunk: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(chunk), chunk)
+
+
+@given(
+    cuts=st.lists(st.integers(0, 10_000), max_size=12),
+    joined=st.lists(st.integers(1, 3), min_size=1, max_size=8),
+    renamed=st.booleans(),
+    keep=st.booleans(),
+)
+async def test_however_reads_and_chunks_fall_the_client_sees_the_same(
+    cuts: list[int], joined: list[int], renamed: bool, keep: bool
+) -> None:
+    said = [*chunks(BASE), b": note\n\n", usage_event(BASE), DONE]
+    wire, left = STREAM_HEAD, list(said)
+    for count in joined * len(said):
+        if left:
+            wire += framed(b"".join(left[:count]))
+            del left[:count]
+    wire += b"0\r\n\r\n"
+    edges = [0, *sorted({cut % len(wire) for cut in cuts}), len(wire)]
+    reads = [wire[start:stop] for start, stop in pairwise(edges) if start < stop]
+    asked = "an/other:name" if renamed else BASE
+    relay, reply, _ = await received(reads, keep_usage=keep, asked=asked)
+    wanted = b"".join(one for one in said if keep or one != usage_event(BASE))
+    quoted = b'"model":"' + BASE.encode() + b'"'
+    assert reply.data == wanted.replace(quoted, b'"model":"' + asked.encode() + b'"')
+    assert relay.usage == COUNTED
+    assert relay.finished
+    assert reply.last
+
+
+@pytest.mark.parametrize("asked", [BASE, "other"])
+async def test_a_read_that_is_one_chunk_of_events_takes_the_raw_lane(asked: str) -> None:
+    said = chunks(BASE)
+    reads = [STREAM_HEAD, *map(framed, [*said, usage_event(BASE), DONE]), b"0\r\n\r\n"]
+    relay, reply, connection = await received(reads, keep_usage=False, asked=asked)
+    assert reply.raw == len(said) - 1  # the first is looked into
+    assert relay.data_events == len(said) + 1  # and [DONE]
+    assert relay.usage == COUNTED
+    assert not connection.closed, "the parser never lost its place"
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        lambda chunk: b"%X;x=1\r\n%b\r\n" % (len(chunk), chunk),
+        lambda chunk: b"0%x\r\n%b\r\n" % (len(chunk), chunk),
+        lambda chunk: framed(chunk[:9]) + framed(chunk[9:]),
+        lambda chunk: framed(chunk) + framed(chunk),
+    ],
+)
+async def test_a_frame_that_is_not_plain_is_parsed(odd: Callable[[bytes], bytes]) -> None:
+    said = chunks(BASE)
+    reads = [STREAM_HEAD, *map(odd, said), framed(DONE), b"0\r\n\r\n"]
+    _, reply, _ = await received(reads, keep_usage=False)
+    times = 2 if len(odd(said[0])) > 2 * len(said[0]) else 1
+    assert reply.raw == 0
+    assert reply.data == b"".join(one * times for one in said) + DONE
+
+
+async def test_usage_that_straddles_two_reads_is_still_left_out() -> None:
+    told = usage_event(BASE)
+    for cut in range(1, len(told)):
+        reads = [STREAM_HEAD, framed(ANSWER), framed(told[:cut]), framed(told[cut:])]
+        relay, reply, _ = await received([*reads, framed(DONE), b"0\r\n\r\n"], keep_usage=False)
+        assert reply.data == ANSWER + DONE, f"cut at byte {cut}"
+        assert relay.usage == COUNTED
+
+
+async def test_a_size_line_cut_in_two_is_no_chunk_of_its_own() -> None:
+    """The rest of a cut size line may look like a chunk; the parser is in the middle of it."""
+    inner = b"data: x\n\n"
+    text = b"data: " + framed(inner) + b"y\n\n"  # an event that holds what looks like a chunk
+    reads = [STREAM_HEAD, framed(ANSWER), b"%x\r\ndata: " % len(text), framed(inner), b"y\n\n\r\n"]
+    _, reply, _ = await received([*reads, framed(DONE), b"0\r\n\r\n"], keep_usage=False)
+    assert reply.raw == 0
+    assert reply.data == ANSWER + text + DONE
+
+
+async def test_the_raw_lane_ends_when_the_replica_says_an_error() -> None:
+    wrong = event({"error": {"message": "x"}})
+    reads = [STREAM_HEAD, framed(ANSWER), framed(wrong), b"0\r\n\r\n"]
+    relay, reply, _ = await received(reads, keep_usage=False)
+    assert reply.raw == 1
+    assert relay.told_error()
+
+
+async def test_a_second_reply_after_the_first_is_not_trusted() -> None:
+    one = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi"
+    with pytest.raises(ReplyLost):
+        await received([one + one], keep_usage=False)
+
+
 # The reply on a real socket ---------------------------------------------------------------------
 
 Serve = Callable[[Callable[[Reply], Awaitable[None]]], Awaitable[int]]
@@ -175,13 +317,13 @@ async def serve() -> AsyncIterator[Serve]:
     async def start(write: Callable[[Reply], Awaitable[None]], stall_s: float = 5.0) -> int:
         async def handle(request: web.Request) -> web.StreamResponse:
             await request.read()
-            reply = Reply(request, stall_s=stall_s)
+            reply = Reply.to(request, stall_s=stall_s)
             reply.headers["x-request-id"] = "r1"
             try:
                 await write(reply)
             finally:
-                written = reply.close()
-            return written
+                reply.close()
+            return KnowsNothing(keep_alive=reply.reusable)
 
         app = web.Application()
         app.router.add_route("*", "/", handle)
@@ -276,6 +418,25 @@ async def test_a_waiting_stream_gets_its_head_and_comments_in_time(serve) -> Non
     body = await reader.readuntil(b"0\r\n\r\n")
     assert body.count(b": keep-alive\n\n") == 4  # three before the answer, one within
     assert body.index(ANSWER) < body.rindex(b": keep-alive") < body.index(DONE)
+    writer.close()
+
+
+async def test_comments_and_errors_of_ours_stand_between_raw_chunks(serve) -> None:
+    said = chunks(BASE)
+
+    async def write(reply: Reply) -> None:
+        assert not reply.chunk(framed(said[0]), Flow()), "the head comes first"
+        reply.events(said[0], SSE, None, last=False)
+        reply.keep_awake(0.1)
+        assert reply.chunk(framed(said[1]), Flow())
+        await asyncio.sleep(0.15)
+        assert reply.chunk(framed(said[2]), Flow())
+        reply.end(b'data: {"error":{}}\n\n')
+
+    reader, writer = await asyncio.open_connection("127.0.0.1", await serve(write))
+    writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+    _, _, parts = await read_reply(reader)
+    assert parts == [*said[:2], b": keep-alive\n\n", said[2], b'data: {"error":{}}\n\n']
     writer.close()
 
 

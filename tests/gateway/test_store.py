@@ -15,6 +15,7 @@ import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -81,6 +82,24 @@ async def test_calls_of_one_tick_leave_together(relay: Relay, prefix: str) -> No
     await asyncio.gather(*[level(store, f"k{n}", n) for n in range(100)])
     assert relay.reads - before <= 2
     await store.close()
+
+
+async def test_a_script_without_a_coroutine_is_answered_once_whatever_happens(
+    store: Store, valkey_url: str
+) -> None:
+    answers: list[Any] = []
+    store.ask("settle", ["a"], ["0", "x", 1000, 1], answers.append)
+    with redis.Redis.from_url(valkey_url) as client:
+        client.script_flush()
+    store.ask("settle", ["a"], ["0", "x", 1000, 1], answers.append)
+    store.ask("settle", ["a"], ["0", "x", "no number", 1], answers.append)
+    while len(answers) < 3:  # noqa: ASYNC110  # what is waited for tells nobody
+        await asyncio.sleep(0.01)
+    assert [float(answer) for answer in answers if isinstance(answer, bytes)] == [999, 998]
+    assert sum(isinstance(answer, StoreError) for answer in answers) == 1
+    await store.close()
+    store.ask("settle", ["a"], ["0", "x", 1000, 1], answers.append)
+    assert isinstance(answers[-1], StoreAway)
 
 
 async def test_scripts_that_the_server_forgot_are_sent_again(store: Store, valkey_url: str) -> None:

@@ -8,7 +8,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from scripted import until
 
-from gateway.connection import ConnectFailed, Flow, Headers, ReplyLost, ReplyTimeout, ReplyUnfit
+from gateway.connection import (
+    ConnectFailed,
+    Flow,
+    Headers,
+    ReplyLost,
+    ReplyTimeout,
+    ReplyUnfit,
+    Sink,
+)
 from gateway.upstream import Upstream
 
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -17,7 +25,7 @@ REQUEST = b"POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
 HELLO = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello"
 
 
-class Kept:
+class Kept(Sink):
     """A sink that keeps everything."""
 
     def __init__(self, enough_after: bytes | None = None) -> None:

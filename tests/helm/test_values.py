@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.config import ForwardConfig, QueueConfig, RouterConfig
+from gateway.config import ForwardConfig, HealthConfig, QueueConfig, RouterConfig
 from replica.config import ReplicaConfig
 
 ROOT = Path(__file__).parents[2]
@@ -44,6 +44,7 @@ def test_the_schema_knows_exactly_the_settings_of_the_code() -> None:
         "router": RouterConfig,
         "queue": QueueConfig,
         "forward": ForwardConfig,
+        "health": HealthConfig,
     }.items():
         assert sections[name]["properties"].keys() == kind.model_fields.keys(), name
     owned = {"base", "adapters", "name", "host", "port", "fleet_token"}

@@ -170,6 +170,9 @@ async def test_a_pinned_adapter_stays_in_its_slot(serve: Any) -> None:
     served = await serve()
     status, state = await served.post("/pin", {"adapter": "ada"})
     assert (status, state["pinned"]) == (200, True)
+    async with asyncio.timeout(10):
+        while (await served.adapter("ada"))["tier"] != "gpu":  # noqa: ASYNC110 (its load is under way)
+            await asyncio.sleep(0.01)
     for name in ("bob", "cyd", "dee"):
         await served.tokens(name)
     assert (await served.adapter("ada"))["tier"] == "gpu"

@@ -78,6 +78,7 @@ class ScriptedReplica:
     def __post_init__(self) -> None:
         self._boot, self._seq = uuid4().hex, 0
         self._runner: web.AppRunner | None = None
+        self._followers: set[Any] = set()  # connections that reports go to
         self.speak = asyncio.Event()
         self.speak.set()  # cleared: a stream waits before each further event
 
@@ -102,9 +103,23 @@ class ScriptedReplica:
         """From now on connections are refused and open ones are closed."""
         if self._runner is not None:
             for connection in self._runner.server.connections:
-                connection.transport.abort()
+                if connection.transport is not None:  # else it is gone already
+                    connection.transport.abort()
             await self._runner.cleanup()
             self._runner = None
+
+    async def refuse(self) -> None:
+        """Connections are refused and the open ones close, but the reports go on."""
+        assert self._runner is not None
+        for site in [*self._runner.sites]:
+            await site.stop()
+        for connection in [*self._runner.server.connections]:
+            if connection not in self._followers:
+                connection.transport.abort()
+
+    def reboot(self) -> None:
+        """It is another process from now on, as far as its reports tell."""
+        self._boot, self._seq = uuid4().hex, 0
 
     def report(self) -> ReplicaReport:
         self._seq += 1
@@ -131,6 +146,7 @@ class ScriptedReplica:
             raise web.HTTPForbidden
         response = web.StreamResponse(headers={"content-type": "application/x-ndjson"})
         await response.prepare(request)
+        self._followers.add(request.protocol)
         while True:
             if self.reporting:
                 await response.write(encode_report(self.report()))
@@ -167,6 +183,50 @@ class ScriptedReplica:
             await response.write(usage_event(model))
         await response.write(DONE)
         return response
+
+    # Faults: values for `answer` -----------------------------------------------------------------
+
+    async def freezes(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        """Takes the request and says nothing, ever."""
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def resets(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        """Closes early: before any byte of an answer."""
+        assert request.transport is not None
+        request.transport.abort()
+        raise asyncio.CancelledError  # as a handler ends whose connection is gone
+
+    async def raves(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        assert request.transport is not None
+        request.transport.write(b"\x00\x01 nonsense\r\n\r\n")
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def dies_mid_stream(
+        self, request: web.Request, body: dict[str, Any]
+    ) -> web.StreamResponse:
+        response = await self.begin(request)
+        await response.write(b"".join(chunks(body["model"])[:3]))
+        await asyncio.sleep(0.02)
+        assert request.transport is not None
+        request.transport.abort()
+        return response
+
+    def fails(self, status: int) -> Answer:
+        """With an OpenAI error of that status."""
+
+        async def answer(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            return web.json_response({"error": {"message": "no", "type": "x"}}, status=status)
+
+        return answer
+
+    def slow(self, by_s: float) -> Answer:
+        async def answer(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            await asyncio.sleep(by_s)
+            return await self.well(request, body)
+
+        return answer
 
     async def begin(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})

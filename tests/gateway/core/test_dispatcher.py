@@ -10,6 +10,7 @@ import pytest
 
 from gateway.core.dispatcher import (
     Arrival,
+    Conduct,
     Decision,
     Dispatch,
     Dispatcher,
@@ -60,7 +61,7 @@ class Gate:
     ) -> RequestId:
         request = next(self.ids)
         arrival = Arrival(request, tenant, 1.0, adapter, input_tokens=10, output_tokens=20)
-        self.dispatcher.arrive(replace(arrival, **fields), self.now)
+        self.dispatcher.arrive(arrival._replace(**fields), self.now)
         return request
 
     def poll(self) -> list[Decision]:
@@ -205,8 +206,9 @@ def test_no_adapter_is_unknown_before_every_replica_has_spoken() -> None:
     assert gate.poll() == [Reject(early, RejectReason.NO_REPLICA)]
     gate.now += 2.9
     gate.say(0, {SQL: Tier.GPU})
-    gate.now += 0.2
-    gate.poll()
+    for _ in range(2):  # silent too long, and looked at once more
+        gate.now += 0.1
+        gate.poll()
     late = gate.arrive(A, LEGAL)
     assert gate.poll() == [Reject(late, RejectReason.UNKNOWN_MODEL)]
 
@@ -262,7 +264,7 @@ def test_a_rerouted_request_goes_first_and_never_back() -> None:
     waiting = gate.arrive(A, SQL)
     victim = next(r for r, where in running.items() if where[0] == str(gate.home(SQL)))
     home = ReplicaId(f"replica-{running[victim][0]}")
-    gate.dispatcher.reroute(victim, home, gate.now)
+    gate.dispatcher.reroute(victim, home, gate.now, conduct=Conduct.GONE)
     assert gate.sent() == {}  # the other is full, home is suspect
     other = next(r for r, where in running.items() if where[0] != home[-1])
     gate.finish(other)
@@ -277,7 +279,7 @@ def test_a_refusal_by_an_answering_replica_does_not_make_it_suspect() -> None:
         gate.say(i, {SQL: Tier.GPU})
     request = gate.arrive(A, SQL)
     home = ReplicaId(f"replica-{gate.sent()[request][0]}")
-    gate.dispatcher.reroute(request, home, gate.now, suspect=False)
+    gate.dispatcher.reroute(request, home, gate.now, conduct=Conduct.BUSY)
     assert gate.sent()[request][0] != home[-1]
     assert gate.sent() == {}
     again = gate.arrive(A, SQL)
@@ -291,7 +293,7 @@ def test_a_request_that_every_replica_failed_is_evicted_at_once() -> None:
     request = gate.arrive(A, SQL)
     for _ in range(2):
         replica = ReplicaId(f"replica-{gate.sent()[request][0]}")
-        gate.dispatcher.reroute(request, replica, gate.now, suspect=False)
+        gate.dispatcher.reroute(request, replica, gate.now, conduct=Conduct.BUSY)
     assert gate.poll() == [Evict(request, RejectReason.NO_REPLICA)]
 
 
@@ -318,8 +320,11 @@ def test_silence_is_a_loss_without_any_event() -> None:
     wakeup = gate.dispatcher.next_wakeup(gate.now)
     assert wakeup is not None
     assert wakeup <= gate.now + 3.0
-    gate.now += 3.0
-    assert gate.poll() == []
+    began = gate.now
+    for _ in range(2):  # silent too long, and looked at once more
+        gate.now = gate.dispatcher.next_wakeup(gate.now) or 0
+        assert gate.poll() == []
+    assert began + 3.0 < gate.now < began + 3.1
     assert gate.dispatcher.view(gate.now)[0].state is ReplicaState.LOST
 
 
@@ -488,7 +493,7 @@ def test_time_on_a_replica_that_failed_is_no_wait_in_the_queue() -> None:
     request = gate.arrive(A, SQL)
     replica = ReplicaId(f"replica-{gate.sent()[request][0]}")
     gate.now += 30.0
-    gate.dispatcher.reroute(request, replica, gate.now)
+    gate.dispatcher.reroute(request, replica, gate.now, conduct=Conduct.GONE)
     (decision,) = gate.poll()
     assert isinstance(decision, Dispatch)
     assert decision.placement.queue_s == 30.0
@@ -504,5 +509,5 @@ def test_a_rerouted_request_has_waited_enough_for_a_warm_place() -> None:
     assert {where[0] for where in running.values()} == {"0", "2"}
     victim = first[0]
     failed = ReplicaId(f"replica-{running[victim][0]}")
-    gate.dispatcher.reroute(victim, failed, gate.now)
+    gate.dispatcher.reroute(victim, failed, gate.now, conduct=Conduct.GONE)
     assert list(gate.sent()) == [victim]

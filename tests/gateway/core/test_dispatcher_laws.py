@@ -13,8 +13,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from gateway.core.breaker import HealthRules
 from gateway.core.dispatcher import (
     Arrival,
+    Conduct,
     Dispatch,
     Dispatcher,
     Evict,
@@ -33,12 +35,17 @@ SETTINGS: dict[str, Any] = {
     "disk_load_s": 0.15, "hop_s": 0.002, "per_tenant_max": PER_TENANT_MAX, "ttl_s": TTL_S,
     "input_weight": 1.0, "output_weight": 2.0, "warm_wait_s": WARM_WAIT_S,
     "silence_heartbeats": 3.0,
+    "health": HealthRules(
+        failures=2, ejection_s=0.5, ejection_max_s=4.0, slow_samples=2, slow_s=0.1, window_s=1.0,
+        slow_start_s=2.0,
+    ),
 }  # fmt: skip
 REPLICAS = [ReplicaId(f"replica-{i}") for i in range(4)]
 ADAPTERS = [AdapterId("sql"), AdapterId("legal"), AdapterId("poem")]
 TENANTS = [TenantId("a"), TenantId("b"), TenantId("c")]
 
 replicas = st.sampled_from(REPLICAS)
+conducts = st.none() | st.sampled_from(Conduct)
 contents = st.lists(
     st.builds(
         AdapterState,
@@ -65,6 +72,7 @@ class DispatcherMachine(RuleBasedStateMachine):
         self.tried: dict[RequestId, set[ReplicaId]] = {}
         self.ended: dict[RequestId, str] = {}
         self.polled = False
+        self.boots: dict[ReplicaId, str] = {}
 
     # -- the fleet
 
@@ -83,6 +91,7 @@ class DispatcherMachine(RuleBasedStateMachine):
     def remove(self, replica: ReplicaId) -> None:
         self.event()
         self.core.replica_removed(replica, self.now)
+        self.boots.pop(replica, None)
 
     @rule(
         replica=replicas,
@@ -91,6 +100,7 @@ class DispatcherMachine(RuleBasedStateMachine):
         running=st.integers(0, 3),
         waiting=st.integers(0, 1),
         draining=st.sampled_from([False] * 4 + [True]),
+        boot=st.sampled_from(["b"] * 6 + ["c", "d"]),
     )
     def report(
         self,
@@ -100,16 +110,22 @@ class DispatcherMachine(RuleBasedStateMachine):
         running: int,
         waiting: int,
         draining: bool,
+        boot: str = "b",
     ) -> None:
         self.event()
         self.seq += 1
         report = ReplicaReport(
-            replica=replica, boot="b", seq=self.seq, base="base", slots=2, capacity=capacity,
+            replica=replica, boot=boot, seq=self.seq, base="base", slots=2, capacity=capacity,
             running=running, waiting=waiting, pages_total=1, pages_free=1, max_model_len=128,
             heartbeat_s=1.0, draining=draining, adapters=adapters,
         )  # fmt: skip
         added = any(view.replica == replica for view in self.core.view(self.now))
-        assert self.core.report(report, self.now) == added
+        news = self.core.report(report, self.now)
+        assert news == added or boot != self.boots.get(
+            replica, boot
+        )  # a replaced boot says nothing
+        if news:
+            self.boots[replica] = boot
 
     @rule(replica=replicas)
     def lose(self, replica: ReplicaId) -> None:
@@ -128,12 +144,17 @@ class DispatcherMachine(RuleBasedStateMachine):
         adapter=st.sampled_from([None, *ADAPTERS]),
         burst=st.integers(1, 4),
         tokens=st.integers(0, 50),
+        streams=st.booleans(),
     )
-    def arrive(self, tenant: TenantId, adapter: AdapterId | None, burst: int, tokens: int) -> None:
+    def arrive(
+        self, tenant: TenantId, adapter: AdapterId | None, burst: int, tokens: int, streams: bool
+    ) -> None:
         self.event()
         for _ in range(burst):
             self.count += 1
-            arrival = Arrival(RequestId(f"r{self.count}"), tenant, 1.0, adapter, tokens, tokens)
+            arrival = Arrival(
+                RequestId(f"r{self.count}"), tenant, 1.0, adapter, tokens, tokens, streams=streams
+            )
             self.core.arrive(arrival, self.now)
             self.queued[arrival.request] = arrival
             self.tried[arrival.request] = set()
@@ -153,22 +174,29 @@ class DispatcherMachine(RuleBasedStateMachine):
             self.ended[request] = "finished"
 
     @precondition(lambda self: self.flying)
-    @rule(data=st.data(), tokens=st.none() | st.integers(0, 500))
-    def finish(self, data: st.DataObject, tokens: int | None) -> None:
+    @rule(data=st.data())
+    def answer(self, data: st.DataObject) -> None:
+        request = data.draw(st.sampled_from(sorted(self.flying)))
+        if self.core.answered(request, self.now):
+            self.event()
+
+    @precondition(lambda self: self.flying)
+    @rule(data=st.data(), tokens=st.none() | st.integers(0, 500), conduct=conducts)
+    def finish(self, data: st.DataObject, tokens: int | None, conduct: Conduct | None) -> None:
         self.event()
         request = data.draw(st.sampled_from(sorted(self.flying)))
         for _ in range(2):  # the second time is harmless
-            self.core.finish(request, tokens, tokens, self.now)
+            self.core.finish(request, tokens, tokens, self.now, conduct)
         del self.flying[request]
         self.ended[request] = "finished"
 
     @precondition(lambda self: self.flying)
-    @rule(data=st.data(), suspect=st.booleans())
-    def reroute(self, data: st.DataObject, suspect: bool) -> None:
+    @rule(data=st.data(), conduct=conducts)
+    def reroute(self, data: st.DataObject, conduct: Conduct | None) -> None:
         self.event()
         request = data.draw(st.sampled_from(sorted(self.flying)))
         arrival, placement = self.flying.pop(request)
-        self.core.reroute(request, placement.replica, self.now, suspect=suspect)
+        self.core.reroute(request, placement.replica, self.now, conduct=conduct)
         self.queued[request] = arrival
         self.tried[request].add(placement.replica)
 
@@ -187,7 +215,8 @@ class DispatcherMachine(RuleBasedStateMachine):
                     self.flying[request] = (arrival, placement)
                     assert placement.replica not in self.tried[request]
                     view = views[placement.replica]
-                    assert view.state is ReplicaState.UP
+                    if view.state is not ReplicaState.UP:  # on trial, or about to be
+                        assert view.state in (ReplicaState.HALF_OPEN, ReplicaState.EJECTED)
                     served = {s.adapter: s for s in view.adapters}
                     if arrival.adapter is not None:
                         state = served[arrival.adapter]

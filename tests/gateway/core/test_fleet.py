@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.fleet import FIRST_HEARTBEAT_S, Fleet, ReplicaState
+from gateway.core.fleet import FIRST_HEARTBEAT_S, LOOK_S, Conduct, Fleet, ReplicaState
 from shared.ids import AdapterId, ReplicaId, RequestId
 from shared.messages import ReplicaReport
 
@@ -53,22 +53,26 @@ def test_silence_for_three_heartbeats_is_due_once_and_never_late() -> None:
     fleet.report(report(R1, heartbeat_s=0.5), 1.0)
     assert fleet.silence_due() <= 2.5
     assert fleet.silent(2.4) == []
-    assert fleet.silent(2.5) == [R1]
-    fleet.lose(R1)
+    assert fleet.silent(2.5) == []  # a report may lie unread
+    assert fleet.silence_due() == 2.5 + LOOK_S
+    assert fleet.silent(2.5 + LOOK_S) == [R1]
+    fleet.lose(R1, 2.6)
     assert fleet.silence_due() == 3.0
-    assert fleet.silent(3.0) == [R0]
-    fleet.lose(R0)
+    assert fleet.silent(3.0) == []
+    assert fleet.silent(3.0 + LOOK_S) == [R0]
+    fleet.lose(R0, 3.1)
     assert fleet.silent(1e9) == []
 
 
 def test_a_replica_that_never_speaks_is_lost() -> None:
     fleet = fleet_of(R0, heard=False)
-    assert fleet.silent(3 * FIRST_HEARTBEAT_S) == [R0]
+    assert fleet.silent(3 * FIRST_HEARTBEAT_S) == []
+    assert fleet.silent(3 * FIRST_HEARTBEAT_S + LOOK_S) == [R0]
 
 
 def test_a_lost_replica_is_back_with_its_next_report() -> None:
     fleet = fleet_of(R0)
-    fleet.lose(R0)
+    fleet.lose(R0, 50.0)
     assert not fleet.open
     fleet.report(report(), 100.0)
     assert set(fleet.open) == {R0}
@@ -77,10 +81,11 @@ def test_a_lost_replica_is_back_with_its_next_report() -> None:
 
 def test_a_suspect_gets_nothing_until_it_speaks_again() -> None:
     fleet = fleet_of(R0)
-    fleet.suspect(R0)
+    fleet.begin(RequestId("r0"), R0, SQL, 0)
+    fleet.finish(RequestId("r0"), 0, Conduct.GONE)
     assert not fleet.open
     assert fleet.hopeful(R0)
-    fleet.drain(R0, on=False)  # an operator does not clear a suspicion
+    fleet.drain(R0, on=False, now=0)  # an operator does not clear a suspicion
     assert fleet.replicas[R0].state is ReplicaState.SUSPECT
     fleet.report(report(), 1.0)
     assert set(fleet.open) == {R0}
@@ -88,11 +93,11 @@ def test_a_suspect_gets_nothing_until_it_speaks_again() -> None:
 
 def test_draining_is_the_operators_word_or_the_replicas_own() -> None:
     fleet = fleet_of(R0)
-    fleet.drain(R0, on=True)
+    fleet.drain(R0, on=True, now=0)
     fleet.report(report(), 1.0)
     assert fleet.replicas[R0].state is ReplicaState.DRAINING
     fleet.report(report(draining=True), 2.0)
-    fleet.drain(R0, on=False)
+    fleet.drain(R0, on=False, now=0)
     assert fleet.replicas[R0].state is ReplicaState.DRAINING
     fleet.report(report(), 3.0)
     assert fleet.replicas[R0].state is ReplicaState.UP
@@ -140,7 +145,7 @@ def test_a_lease_ends_once() -> None:
 def test_a_lease_of_a_removed_replica_leaves_its_namesake_alone() -> None:
     fleet = fleet_of(R0)
     fleet.begin(RequestId("r0"), R0, SQL, 0)
-    fleet.remove(R0)
+    fleet.remove(R0, 0)
     fleet.add(R0, 1)
     fleet.report(report(), 1)
     fleet.begin(RequestId("r1"), R0, SQL, 1)
@@ -173,5 +178,5 @@ def test_the_bases_are_what_the_replicas_call_them() -> None:
     fleet = fleet_of(R0, R1)
     fleet.report(report(R1, base="other"), 0)
     assert fleet.bases == {"base", "other"}
-    fleet.remove(R1)
+    fleet.remove(R1, 0)
     assert fleet.bases == {"base"}

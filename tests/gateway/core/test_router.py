@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.fleet import Fleet
+from gateway.core.fleet import Conduct, Fleet
 from gateway.core.residency import ResidencyMap
 from gateway.core.ring import AdapterRing
 from gateway.core.router import Choice, Kind, Router
@@ -71,6 +71,12 @@ class World:
         self.begun += 1
         self.fleet.begin(RequestId(f"r{self.begun}"), replica, adapter, now)
 
+    def suspect(self, replica: ReplicaId) -> None:
+        """A connection to it fails."""
+        if self.fleet.replicas[replica].open:
+            self.begin(replica, None)
+            self.fleet.finish(RequestId(f"r{self.begun}"), 0, Conduct.GONE)
+
     def pick(
         self, adapter: AdapterId | None = SQL, tried: frozenset[ReplicaId] = NOBODY, now: float = 0
     ) -> Choice:
@@ -113,12 +119,12 @@ def test_a_choice_is_allowed_under_its_bound_and_exists_whenever_there_is_room(
         if state == "tried":
             tried.add(replica)
         elif state == "draining":
-            world.fleet.drain(replica, on=True)
+            world.fleet.drain(replica, on=True, now=0)
         elif state == "lost":
-            world.fleet.lose(replica)
+            world.fleet.lose(replica, 0)
             world.residency.lose(replica)
         elif state == "suspect":
-            world.fleet.suspect(replica)
+            world.suspect(replica)
         limit = capacity + max(1, capacity // 8)
         if state == "up" and load < limit and (base or tier is not None):
             room[replica] = (load, capacity)
@@ -305,8 +311,8 @@ def test_explain_says_of_every_replica_why_not() -> None:
     order = [ReplicaId(f"replica-{i}") for i in world.homeward()]
     world.add(int(order[1][-1]), Tier.GPU, load=72)
     world.add(int(order[2][-1]), Tier.GPU, load=60)
-    world.fleet.drain(order[3], on=True)
-    world.fleet.lose(order[4])
+    world.fleet.drain(order[3], on=True, now=0)
+    world.fleet.lose(order[4], 0)
     world.add(int(order[5][-1]), None)
     refused = {t.replica: t.refused for t in world.router.explain(SQL, 0)}
     assert [refused[r] for r in order] == ["", "full", "bound", "draining", "lost", "absent"]

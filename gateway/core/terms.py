@@ -1,0 +1,93 @@
+"""What the router weighs, and what it decides: kept small, since it is made for every request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from gateway.core.replica import Replica
+from shared.ids import ReplicaId
+from shared.messages import AdapterState, Tier
+
+Tried = frozenset[ReplicaId]
+
+
+class Kind(StrEnum):
+    """What a placement was, exactly one of:
+
+    HOME   at home, where the adapter is in a slot or in host memory; every base request
+    WARM   elsewhere, in a slot or in host memory there
+    SPILL  elsewhere, from disk, because home could not take it: full, at its bound, or tried
+    COLD   from disk although home could take it: at home, or where it was expected sooner
+    """
+
+    HOME = "home"
+    WARM = "warm"
+    SPILL = "spill"
+    COLD = "cold"
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateTerms:
+    """What was weighed for one replica; times in seconds."""
+
+    replica: ReplicaId
+    step: int  # along the ring from home; -1 when it is no candidate
+    tier: Tier | None  # None: the base model, or the adapter is not served there
+    load: int
+    bound: int
+    queue_s: float
+    load_s: float
+    slot_s: float
+    hop_s: float
+    refused: str = ""  # tried, full, bound; or its state, or absent: no candidate at all
+
+    @property
+    def expected_s(self) -> float:
+        return self.queue_s + self.load_s + self.slot_s + self.hop_s
+
+
+class Choice(NamedTuple):
+    replica: ReplicaId
+    kind: Kind
+    digest: str
+    new_load_s: float  # of the load that this request would start; 0 when there is none
+    telling: Sequence[Weighed]  # home, the chosen, and each that was refused though nearer
+    awaited: Tried  # candidates nearer to their adapter that could not take it now
+
+    @property
+    def terms(self) -> tuple[CandidateTerms, ...]:
+        """Made for who asks: most requests are placed without anybody looking."""
+        return tuple([weighed.terms() for weighed in self.telling])
+
+
+class Weighed(NamedTuple):
+    """One candidate's terms while they are compared; made by the dozen, hence no dataclass."""
+
+    expected_s: float
+    refused: str
+    mine: Replica
+    state: AdapterState | None
+    step: int
+    load: int
+    bound: int
+    queue_s: float
+    load_s: float
+    slot_s: float
+    hop_s: float
+
+    def terms(self) -> CandidateTerms:
+        return CandidateTerms(
+            replica=self.mine.id,
+            step=self.step,
+            tier=None if self.state is None else self.state.tier,
+            load=self.load,
+            bound=self.bound,
+            queue_s=self.queue_s,
+            load_s=self.load_s,
+            slot_s=self.slot_s,
+            hop_s=self.hop_s,
+            refused=self.refused,
+        )

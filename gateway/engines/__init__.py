@@ -1,0 +1,1 @@
+"""Servers of other makers as replicas: what each shows of itself, turned into our reports."""
