@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
@@ -237,7 +238,9 @@ def _regex(key: str, param: str) -> re.Pattern[str]:
     )
     try:
         if tame:
-            return re.compile(rf"(.*\.)?({key})$")
+            with warnings.catch_warnings():  # `[[` is read as PEFT reads it, today's way
+                warnings.simplefilter("ignore", FutureWarning)
+                return re.compile(rf"(.*\.)?({key})$")
     except (re.error, OverflowError):
         pass
     raise BadAdapter(

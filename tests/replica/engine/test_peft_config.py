@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from replica.engine.bad_adapter import BadAdapter
@@ -81,6 +81,7 @@ def test_a_pattern_that_could_run_away_is_refused(pattern: str) -> None:
         _parse(rank_pattern={pattern: 4})
 
 
+@example("[[a]]")  # Python warns of it
 @given(st.text(alphabet="ab.*+?()|[]{}\\d^$1q_", max_size=40))
 def test_every_pattern_that_is_taken_is_quick(pattern: str) -> None:
     try:
