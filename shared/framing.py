@@ -68,11 +68,6 @@ def each_event(blob: bytes) -> Iterator[bytes]:
         yield blob[start:]
 
 
-def split_events(blob: bytes) -> list[bytes]:
-    """`each_event` as a list."""
-    return list(each_event(blob))
-
-
 def event_at(blob: bytes, at: int) -> tuple[int, int]:
     """Where the event that holds byte `at` begins and ends, in a blob of whole events."""
     first = max(_end(blob, b"\n\n", at), _end(blob, b"\r\n\r\n", at))

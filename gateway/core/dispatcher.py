@@ -41,7 +41,7 @@ from gateway.core.membership import Membership
 from gateway.core.router import CandidateTerms as CandidateTerms
 from gateway.core.router import Choice
 from gateway.core.router import Kind as Kind
-from gateway.core.waiting_room import Ticket
+from gateway.core.waiting_room import Ticket, WaitingRoom
 from shared.ids import AdapterId, ReplicaId, RequestId, TenantId
 
 _UNTRIED: Final[frozenset[ReplicaId]] = frozenset()
@@ -76,8 +76,8 @@ class Dispatcher(Membership):
             host_load_s=host_load_s,
             disk_load_s=disk_load_s,
             hop_s=hop_s,
-            ttl_s=ttl_s,
         )
+        self._room = WaitingRoom(ttl_s=ttl_s)
         self._cost = Cost(input_weight, output_weight)
         self._per_tenant_max = per_tenant_max
         self._warm_wait_s = warm_wait_s

@@ -6,8 +6,6 @@ leave something served by fewer (`_shrunk`): then the next poll looks for reques
 
 from __future__ import annotations
 
-from typing import Any
-
 from gateway.core.outlook import Outlook
 from gateway.core.waiting_room import WaitingRoom
 from shared.ids import ReplicaId
@@ -15,10 +13,8 @@ from shared.messages import ReplicaReport
 
 
 class Membership(Outlook):
-    def __init__(self, *, ttl_s: float, **outlook: Any) -> None:
-        super().__init__(**outlook)
-        self._room = WaitingRoom(ttl_s=ttl_s)
-        self._shrunk = False  # something is served by fewer
+    _room: WaitingRoom  # made by the dispatcher
+    _shrunk = False  # something is served by fewer
 
     def replica_added(self, replica: ReplicaId, now: float) -> None:
         """It takes requests from its first report on."""

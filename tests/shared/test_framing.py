@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.framing import Events, FrameTooLong, Lines, event_at, event_data, split_events
+from shared.framing import Events, FrameTooLong, Lines, each_event, event_at, event_data
 
 line = st.binary(max_size=20).map(lambda raw: raw.replace(b"\n", b"").replace(b"\r", b""))
 event = st.sampled_from(
@@ -43,7 +43,7 @@ def test_events_come_whole_and_together_they_are_the_input(
     assert framer.rest == tail
     for blob in blobs:
         assert not blob or blob.endswith((b"\n\n", b"\r\n\r\n"))
-    assert [one for blob in blobs for one in split_events(blob)] == events
+    assert [one for blob in blobs for one in each_event(blob)] == events
 
 
 @given(st.lists(event, min_size=1))
