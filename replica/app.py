@@ -50,7 +50,9 @@ class Replica:
         _check(config, model)
         self.metrics = Metrics()
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="reader")
-        self._store = AdapterFolder(config.adapters, config.max_lora_rank, model, config.dtype)
+        self._store = AdapterFolder(
+            config.adapters, config.max_lora_rank, model, config.dtype, config.base
+        )
         self.engine = _engine(config, model, self._store, self._readers)
         loop = EngineLoop(config=config, engine=self.engine, metrics=self.metrics, clock=monotonic)
         self.front = Front(config=config, loop=loop)
