@@ -36,7 +36,7 @@ _WITHOUT_EFFECT: Final = frozenset(
     {
         *{"task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision"},
         *{"inference_mode", "lora_dropout", "fan_in_fan_out", "megatron_config", "megatron_core"},
-        *{"loftq_config", "eva_config", "corda_config", "lora_ga_config", "qalora_group_size"},
+        *{"loftq_config", "eva_config", "corda_config", "qalora_group_size"},
         *{"runtime_config", "ensure_weight_tying", "merge_weights"},
     }
 )
