@@ -23,7 +23,7 @@ from replica.engine.safetensors_header import HEADER_MAX_BYTES, TensorEntry, rea
 
 WEIGHTS_FILE: Final = "adapter_model.safetensors"
 
-_CONFIG_MAX_BYTES: Final = 1 << 20
+CONFIG_MAX_BYTES: Final = 1 << 20
 
 Signature = tuple[int, ...]
 """What changes when a file changes: device, inode, size, times of content and of inode."""
@@ -93,11 +93,11 @@ def open_weights(root: Path, folder: Path) -> BufferedReader:
 
 
 def read_config(file: BufferedReader) -> dict[str, Any]:
-    text = file.read(_CONFIG_MAX_BYTES + 1)
-    if len(text) > _CONFIG_MAX_BYTES:
+    text = file.read(CONFIG_MAX_BYTES + 1)
+    if len(text) > CONFIG_MAX_BYTES:
         raise BadAdapter(
             "bad_config",
-            f"{CONFIG_FILE} has more than {_CONFIG_MAX_BYTES} bytes: save it with PEFT",
+            f"{CONFIG_FILE} has more than {CONFIG_MAX_BYTES} bytes: save it with PEFT",
             CONFIG_FILE,
         )
     return load_config(text)

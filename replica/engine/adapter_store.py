@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Set
 from contextlib import ExitStack
 from dataclasses import dataclass
 from io import BufferedReader
@@ -118,9 +119,13 @@ class AdapterFolder:
             for entry in self._root.iterdir()
             if entry.is_dir() and not entry.name.startswith(".")
         )
-        for gone in self._verdicts.keys() - set(adapters):
+        self.keep_only(set(adapters))
+        return [self.examine(adapter) for adapter in adapters]
+
+    def keep_only(self, adapters: Set[AdapterId]) -> None:
+        """Forget what is known of all others."""
+        for gone in self._verdicts.keys() - adapters:
             self._verdicts.pop(gone, None)
-        return [self._judge(adapter) for adapter in adapters]
 
     def read(self, adapter: AdapterId) -> HostAdapter:
         """The adapter's weights in host memory, and the digest they have now; raises BadAdapter."""
@@ -146,7 +151,8 @@ class AdapterFolder:
             )
         return host
 
-    def _judge(self, adapter: AdapterId) -> Found | Refused:
+    def examine(self, adapter: AdapterId) -> Found | Refused:
+        """The verdict on one folder."""
         try:
             known = self._verdicts.get(adapter)
             if known is None or known.signatures != self._signatures(adapter):
