@@ -103,14 +103,15 @@ def _check_complete(config: PeftConfig) -> None:
 def _check_attachment(keys: PeftKeys, config: PeftConfig) -> None:
     if not keys.halves:
         raise BadAdapter("empty_weights", "no lora_A and lora_B are in the file: save with PEFT")
-    for key in keys.halves:
-        if not config.names_module(key.path, key.layer):
-            raise BadAdapter(
-                "unmatched_keys",
-                f"{key.tensor} is in the file, but target_modules and layers_to_transform leave "
-                "its module out, so that PEFT would pass over it: put it there, or drop the tensor",
-                key.tensor,
-            )
+    left_out = [key for key in keys.halves if not config.names_module(key.path, key.layer)]
+    if left_out:
+        raise BadAdapter(
+            "unmatched_keys",
+            f"{left_out[0].tensor} is in the file, but target_modules and layers_to_transform "
+            "leave its module out, so that PEFT would pass over it: name it there, or drop it",
+            left_out[0].tensor,
+            tensors=[key.tensor for key in left_out],
+        )
 
 
 def _check_tables(keys: PeftKeys, entries: Mapping[str, TensorEntry], model: ModelConfig) -> None:
@@ -163,6 +164,7 @@ def _pair(
                 f"{pair['A'].tensor} has rank {rank}, adapter_config.json says {wanted}: "
                 "take both files from one save",
                 pair["A"].tensor,
+                tensors=[half.tensor for half in pair.values()],
             )
         pairs[module] = ModulePair(A, B, config.scaling_of(pair["A"].path, rank))
     return pairs
@@ -189,4 +191,5 @@ def _check_shapes(
             f"layer {layer} {module}: A is {list(pair.A.shape)} and B {list(pair.B.shape)}, "
             f"the base takes [r, {inside}] and [{out}, r]: train on this base",
             next(key.tensor for key in keys if (key.layer, key.module) == wrong[0]),
+            tensors=[key.tensor for key in keys if (key.layer, key.module) in wrong],
         )

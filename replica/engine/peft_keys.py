@@ -103,6 +103,7 @@ def resolve(tensors: Iterable[str], config: ModelConfig) -> PeftKeys:
             "unknown_module" if elsewhere else "unmatched_keys",
             f"no module of the base is meant by {_some(unmatched)}; save with PEFT on this base",
             unmatched[0],
+            tensors=unmatched,
         )
     halves = [key for key in found.values() if key is not None]
     _check_modules(halves, config)
@@ -152,17 +153,21 @@ def _check_modules(keys: list[PeftKey], config: ModelConfig) -> None:
     known = {module for group in config.groups for module in group.modules}
     unknown = sorted({key.module for key in keys} - known)
     if unknown:
+        tensors = [key.tensor for key in keys if key.module in unknown]
         raise BadAdapter(
             "unknown_module",
-            f"the base has no {_some(unknown)}; it has {_some(sorted(known))}",
-            next(key.tensor for key in keys if key.module == unknown[0]),
+            f"the base has no {_some(unknown)}; it has {_some(sorted(known))}: train on those",
+            tensors[0],
+            tensors=tensors,
         )
     deepest = max(keys, key=lambda key: key.layer, default=None)
     if deepest is not None and deepest.layer >= config.num_layers:
         raise BadAdapter(
             "base_mismatch",
-            f"the adapter has a layer {deepest.layer}, the base has {config.num_layers} layers",
+            f"the adapter has a layer {deepest.layer}, the base has {config.num_layers} layers: "
+            "train on this base",
             deepest.tensor,
+            tensors=[key.tensor for key in keys if key.layer >= config.num_layers],
         )
 
 

@@ -7,7 +7,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from replica.engine.adapter_tensors import AdapterTensors
+from replica.engine.adapter_tensors import AdapterTensors, Module
 from replica.engine.bad_adapter import BadAdapter
 from replica.engine.safetensors_header import TensorEntry
 
@@ -29,23 +29,31 @@ def tensor(data: bytearray, entry: TensorEntry) -> Tensor:
 
 def check_values(data: bytearray, tensors: AdapterTensors) -> None:
     """Raises BadAdapter `non_finite` or `zero_effect`."""
-    effect = False
-    for (layer, module), pair in tensors.pairs.items():
-        A, B = tensor(data, pair.A), tensor(data, pair.B)
-        if not (is_finite(A) and is_finite(B)):
-            raise BadAdapter(
-                "non_finite",
-                f"layer {layer} {module} holds NaN or infinity: the training diverged; use an "
-                "earlier checkpoint",
-                f"layers.{layer}.{module}",
-            )
-        effect = effect or bool(A.count_nonzero() and B.count_nonzero())
-    if not effect:
+    broken = non_finite(data, tensors)
+    if broken:
+        layer, module = broken[0]
+        raise BadAdapter(
+            "non_finite",
+            f"layer {layer} {module} holds NaN or infinity, as do {len(broken) - 1} more modules: "
+            "the training diverged; use an earlier checkpoint",
+            f"layers.{layer}.{module}",
+        )
+    pairs = tensors.pairs.values()
+    halves = ((tensor(data, pair.A), tensor(data, pair.B)) for pair in pairs)
+    if not any(A.count_nonzero() and B.count_nonzero() for A, B in halves):
         raise BadAdapter(
             "zero_effect",
             "lora_A or lora_B is zero in every module: the adapter was never trained, or its "
             "weights were not gathered when it was saved",
         )
+
+
+def non_finite(data: bytearray, tensors: AdapterTensors) -> list[Module]:
+    return [
+        module
+        for module, pair in tensors.pairs.items()
+        if not all(is_finite(tensor(data, half)) for half in (pair.A, pair.B))
+    ]
 
 
 def is_finite(values: Tensor) -> bool:
