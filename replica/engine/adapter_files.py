@@ -38,11 +38,14 @@ class AdapterFiles:
 def open_inside(root: Path, path: Path) -> BufferedReader:
     """Open a regular file that lies under `root` once links are followed; else BadAdapter."""
     real = confined(root, path)
-    # Non-blocking, so that a named pipe in the folder cannot hold the caller.
+    fault = BadAdapter("not_a_file", f"{path.name} is not a regular file: replace it", path.name)
+    if not stat.S_ISREG(os.lstat(real).st_mode):  # to open a device or a socket may do something
+        raise fault
+    # Non-blocking, so that a pipe that took its place meanwhile cannot hold the caller.
     descriptor = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise BadAdapter("not_a_file", f"{path.name} is not a regular file: replace it", path.name)
+        raise fault
     return os.fdopen(descriptor, "rb")
 
 

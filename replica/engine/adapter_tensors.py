@@ -19,6 +19,9 @@ from replica.engine.safetensors_header import TensorEntry
 
 _FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})
 
+_TENSORS_MAX_TIMES: Final = 8
+"""Room for what is refused by its own reason: biases, magnitudes, other towers."""
+
 Module = tuple[int, str]
 """A linear module of the base: layer, and name inside the layer."""
 
@@ -54,6 +57,7 @@ class AdapterTensors:
         max_rank: int,
     ) -> AdapterTensors:
         """Raises BadAdapter for the first tensor that does not fit."""
+        _check_number(entries, model)
         _check_kinds(entries)
         keys = resolve(entries, model)
         _check_complete(config)
@@ -74,6 +78,18 @@ def rank_exceeds(rank: int, max_rank: int) -> BadAdapter:
         "max_lora_rank",
         "r",
     )
+
+
+def _check_number(entries: Mapping[str, TensorEntry], model: ModelConfig) -> None:
+    """Before anything is done for each of them: a header may name hundreds of thousands."""
+    modules = model.num_layers * sum(len(group.modules) for group in model.groups)
+    limit = _TENSORS_MAX_TIMES * modules
+    if len(entries) > limit:
+        raise BadAdapter(
+            "too_large",
+            f"the file has {len(entries)} tensors; an adapter of this base has {2 * modules} at "
+            "most: save the adapter alone, without the base",
+        )
 
 
 def _check_kinds(entries: Mapping[str, TensorEntry]) -> None:
