@@ -1,8 +1,9 @@
 """HostTier: which adapter versions have a copy in host memory.
 
 Laws: never more than `max_bytes` of copies, nor more than `places` of them, those on their way
-included. A copy that a load reads from is busy and stays. Among the others the one whose loss costs
-least leaves first: GreedyDual-Size (Cao and Irani, 1997). A copy's credit is
+included; two names with one content are two copies in one place, whose bytes count once. A copy
+that a load reads from is busy and stays. Among the others the one whose loss costs least leaves
+first: GreedyDual-Size (Cao and Irani, 1997). A copy's credit is
 
     H = L + reload_s / size_bytes    when it arrives and whenever it is used,
 
@@ -14,6 +15,7 @@ owns the memory can let go of it.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from shared.ids import AdapterId
@@ -39,6 +41,7 @@ class HostTier:
         self._copies: dict[Version, _Copy] = {}  # least recently used first
         self._busy: set[Version] = set()
         self._floor = 0.0  # L
+        self._shared: Counter[str] = Counter()  # copies by digest
         self._bytes = 0
 
     def __contains__(self, version: Version) -> bool:
@@ -57,9 +60,10 @@ class HostTier:
         """Whether `reserve` would find a place now, at the cost of copies that are not busy."""
         if version in self._copies:
             return True
-        busy_bytes = sum(self._copies[copy].size_bytes for copy in self._busy)
+        busy = {copy[1]: self._copies[copy].size_bytes for copy in self._busy}
+        busy[version[1]] = size_bytes
         return (self.places is None or len(self._busy) < self.places) and (
-            self.max_bytes is None or busy_bytes + size_bytes <= self.max_bytes
+            self.max_bytes is None or sum(busy.values()) <= self.max_bytes
         )
 
     def reserve(self, version: Version, size_bytes: int = 0) -> list[Version]:
@@ -104,32 +108,39 @@ class HostTier:
         copy = self._copies.pop(version, None)
         if copy is None:
             return []
-        self._bytes -= copy.size_bytes
+        self._shared[version[1]] -= 1
+        if not self._shared[version[1]]:
+            del self._shared[version[1]]
+            self._bytes -= copy.size_bytes
         return [version] if copy.arrived else []
 
     def check(self) -> None:
         assert self.places is None or len(self._copies) <= self.places, "more copies than places"
         assert self.max_bytes is None or self._bytes <= self.max_bytes, "more bytes than the budget"
-        assert self._bytes == sum(copy.size_bytes for copy in self._copies.values())
+        sizes = {version[1]: copy.size_bytes for version, copy in self._copies.items()}
+        assert self._bytes == sum(sizes.values()), "bytes that nobody has, or that count twice"
         assert self._busy <= self._copies.keys(), "busy without a place"
 
     def _put(self, version: Version, size_bytes: int) -> _Copy:
         copy = self._copies.get(version)
         if copy is None:
             copy = self._copies[version] = _Copy(size_bytes, self._floor)
-            self._bytes += size_bytes
+            if not self._shared[version[1]]:
+                self._bytes += size_bytes
+            self._shared[version[1]] += 1
         return copy
 
     def _make_room(self, version: Version, size_bytes: int) -> list[Version]:
         gone: list[Version] = []
-        while version not in self._copies and not self._fits(size_bytes):
+        while version not in self._copies and not self._fits(version, size_bytes):
             idle = (copy for copy in self._copies if copy not in self._busy)
             victim = min(idle, key=lambda copy: self._copies[copy].credit)
             self._floor = self._copies[victim].credit
             gone += self.drop(victim)
         return gone
 
-    def _fits(self, size_bytes: int) -> bool:
+    def _fits(self, version: Version, size_bytes: int) -> bool:
+        more = 0 if self._shared[version[1]] else size_bytes
         return (self.places is None or len(self._copies) < self.places) and (
-            self.max_bytes is None or self._bytes + size_bytes <= self.max_bytes
+            self.max_bytes is None or self._bytes + more <= self.max_bytes
         )
