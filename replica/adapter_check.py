@@ -26,7 +26,7 @@ def check(folder: Path, *, base: Path | None, max_rank: int, dtype: str) -> dict
     found = examine(folder.parent, folder, model, max_rank)
     findings, digest = list(found.all), None
     if model is not None and found.servable:
-        store = AdapterFolder(folder.parent, max_rank, model, dtype, base)
+        store = AdapterFolder(folder.parent, max_rank, model, dtype, base_dir=base)
         verdict = store.examine(AdapterId(folder.name))
         if isinstance(verdict, Found):
             digest = verdict.digest

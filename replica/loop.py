@@ -17,7 +17,7 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from replica.adapters import Adapters
@@ -162,6 +162,8 @@ class EngineLoop:
             heartbeat_s=self._config.heartbeat_s,
             draining=self._draining,
             adapters=self._cache.states(),
+            pages_cached=self._pool.cached,
+            pages_adapters=self._cache.pages_used,
         )
 
     # --- the thread's own
@@ -215,6 +217,7 @@ class EngineLoop:
                 if item.seq in self._live
             ]
             self._tell(lambda: self._listener.delivered(events))
+            self.adapters.carry_out()  # who has ended may have made room for a load
         self._reports.tick(self._clock())
 
     def _event(self, item: Progress, drawn: Drawn | None) -> Event:
@@ -227,7 +230,11 @@ class EngineLoop:
             error = self._failure(seq, item.reason, drawn)
         first = item.token is not None and len(seq.output) == 1
         scored = drawn if item.token is not None and drawn and drawn.logprob is not None else None
-        return Event(item.seq, item.token, item.finish, seq.digest if first else "", error, scored)
+        event = Event(item.seq, item.token, item.finish, error=error, drawn=scored)
+        if not first:
+            return event
+        self._metrics.cached(seq.cached)
+        return replace(event, digest=seq.digest, cached=seq.cached)
 
     def _failure(self, seq: Sequence, reason: str, drawn: Drawn | None) -> ReplicaError:
         if seq.adapter is not None and seq.admitted_at is None:

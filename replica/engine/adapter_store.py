@@ -40,9 +40,10 @@ from replica.engine.adapter_files import (
 )
 from replica.engine.adapter_tensors import AdapterTensors
 from replica.engine.bad_adapter import BadAdapter
-from replica.engine.host_adapter import HostAdapter, pack, packed_bytes
+from replica.engine.host_adapter import HostAdapter, pack, packed_bytes, ranks_of
 from replica.engine.model_config import ModelConfig
 from replica.engine.peft_config import CONFIG_FILE, PeftConfig
+from replica.engine.sections import page_elements, pages_of
 from replica.engine.tensor_values import check_values, is_finite, tensor
 from replica.engine.weights import base_tensor, torch_dtype
 from shared.ids import AdapterId
@@ -64,6 +65,7 @@ class Found:
     digest: str
     rank: int  # the largest of its modules
     size_bytes: int  # in host memory
+    pages: int  # of the engine's pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,7 @@ class AdapterFolder:
         max_rank: int,
         model_config: ModelConfig,
         dtype: str = "float32",
+        page_tokens: int = 16,
         base_dir: Path | None = None,
     ) -> None:
         """`dtype` is the engine's: weights are cast to it once, on their way into host memory.
@@ -110,6 +113,7 @@ class AdapterFolder:
         self._max_rank = max_rank
         self._model = model_config
         self._dtype = torch_dtype(dtype)
+        self._page_elements = page_elements(model_config, page_tokens)
         self._verdicts: dict[AdapterId, _Verdict] = {}
 
     def scan(self) -> list[Found | Refused]:
@@ -177,7 +181,8 @@ class AdapterFolder:
         tensors = opened.files.tensors
         ranks = {module: pair.rank for module, pair in tensors.pairs.items()}
         size = packed_bytes(self._model, ranks, self._dtype.itemsize)
-        return _Verdict(opened.signatures, Found(adapter, digest, tensors.rank, size))
+        pages = pages_of(ranks_of(self._model, ranks), self._model, self._page_elements)
+        return _Verdict(opened.signatures, Found(adapter, digest, tensors.rank, size, pages))
 
     def _open(self, stack: ExitStack, adapter: AdapterId) -> _Opened:
         if not _NAME.fullmatch(adapter):

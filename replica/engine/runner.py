@@ -55,9 +55,13 @@ class Runner:
             device=torch.device(device),
         )
 
-    def load(self, slot: int, adapter: HostAdapter) -> None:
-        """Put an adapter into a slot, replacing what was there."""
-        self._arena.place(slot, adapter)
+    def pages_of(self, adapter: HostAdapter) -> int:
+        """How many pages `load` wants for it."""
+        return self._arena.pages_of(adapter)
+
+    def load(self, slot: int, adapter: HostAdapter, pages: Sequence[int]) -> None:
+        """Put an adapter into pages it owns and name them in a slot, replacing what was there."""
+        self._arena.place(slot, adapter, pages)
 
     def clear(self, slot: int) -> None:
         """Empty a slot. A row that names it afterwards is an error, never the base's answer."""

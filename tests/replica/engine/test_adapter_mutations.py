@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_driver import Driver
+from engine_driver import Driver, load, pool_pages
 from hypothesis import assume, event, given
 from hypothesis import strategies as st
 from merged_reference import TOKENS, MergedReference
@@ -41,10 +41,12 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self.config: ModelConfig = tiny_model(folder, seed=4)
         self.reference = MergedReference(folder)
-        self._runner = Runner(base_dir=folder, slots=2, max_rank=16, pages=64, page_tokens=16)
+        self._runner = Runner(
+            base_dir=folder, slots=2, max_rank=16, pages=pool_pages(64, 2), page_tokens=16
+        )
 
     def logits(self, store: AdapterFolder) -> Tensor:
-        self._runner.load(1, store.read(NAME))
+        load(self._runner, 1, store.read(NAME), 64)
         driver = Driver(self._runner, pages=64, page_tokens=16)
         driver.add("s", TOKENS, 1)
         return driver.logits()["s"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_driver import Driver
+from engine_driver import Driver, load, pool_pages
 from merged_reference import TOKENS, MergedReference
 from safetensors.torch import load_file
 from variants import VARIANTS, Base, Variant
@@ -36,7 +36,9 @@ def base(base_dir: Path) -> Base:
 
 @pytest.fixture(scope="module")
 def runner(base_dir: Path, base: Base) -> Runner:
-    return Runner(base_dir=base_dir, slots=2, max_rank=MAX_RANK, pages=256, page_tokens=16)
+    return Runner(
+        base_dir=base_dir, slots=2, max_rank=MAX_RANK, pages=pool_pages(256, 2), page_tokens=16
+    )
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +68,7 @@ def test_what_must_load_computes_what_peft_computes(
     upload.write(tmp_path / NAME)
     verdict = store.scan()[0]
     assert isinstance(verdict, Found), verdict
-    runner.load(1, store.read(NAME))
+    load(runner, 1, store.read(NAME), 256)
     driver = Driver(runner, pages=256, page_tokens=16)
     driver.add("s", TOKENS, 1)
     ours = driver.logits()["s"]
