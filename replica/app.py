@@ -57,6 +57,7 @@ class Replica:
             model,
             config.dtype,
             page_tokens=config.page_tokens,
+            base_dir=config.base,
         )
         self.engine = _engine(config, model, self._store, self._readers)
         loop = EngineLoop(config=config, engine=self.engine, metrics=self.metrics, clock=monotonic)
