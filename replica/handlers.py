@@ -19,7 +19,7 @@ from replica.answer import Answer, GrowingChoice
 from replica.config import ReplicaConfig
 from replica.core.sequence import Sequence
 from replica.edge import json_response, read_object
-from replica.errors import ReplicaError, UnknownModel
+from replica.errors import OnlyMerged, ReplicaError, UnknownModel
 from replica.front import Front
 from replica.intake import Intake
 from replica.protocol import ChatRequest, CompletionRequest, GenerationRequest, parse_generation
@@ -71,7 +71,14 @@ class Handlers:
         return await self._answer(request, body)
 
     async def _adapter(self, model: str) -> AdapterId | None:
-        """The adapter that `model` names, None for the base. Raises UnknownModel."""
+        """The adapter that `model` names, None for the base. Raises UnknownModel or OnlyMerged.
+
+        The base of a merged replica is its adapter.
+        """
+        if merged := self._config.merged:
+            if model != merged:
+                raise OnlyMerged(model, merged)
+            return None
         if model == self._config.base_name:
             return None
         if not self._front.servable(model):

@@ -20,6 +20,7 @@ from replica.engine.arena import Arena
 from replica.engine.attention import AttentionPlan
 from replica.engine.host_adapter import HostAdapter
 from replica.engine.model import Batch, Model
+from replica.engine.quantised import Quantization
 from replica.engine.sampler import BROKEN, Drawn, draw
 from replica.engine.weights import ModelConfig, load_base, torch_dtype
 
@@ -38,11 +39,18 @@ class Runner:
         pages: int,
         page_tokens: int = 16,
         threads: int = 0,
+        merged: HostAdapter | None = None,
+        quantization: Quantization = Quantization.NONE,
     ) -> None:
-        """`threads` of one forward pass on a CPU; 0 leaves torch's own choice. Raises BadBase."""
+        """`threads` of one forward pass on a CPU; 0 leaves torch's own choice. Raises BadBase.
+
+        `merged` is folded into the base: rows without adapter then are that adapter's.
+        """
         if threads > 0:
             torch.set_num_threads(threads)
-        weights = load_base(base_dir, torch_dtype(dtype), device)
+        weights = load_base(
+            base_dir, torch_dtype(dtype), device, merged=merged, quantization=quantization
+        )
         self.config: ModelConfig = weights.config
         self._model = Model(weights)
         self._arena = Arena(
