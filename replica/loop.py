@@ -26,11 +26,11 @@ from replica.core.adapter_cache import AdapterCache
 from replica.core.pages import PagePool
 from replica.core.scheduler import Scheduler
 from replica.core.sequence import Finish, Sequence
-from replica.core.step import Progress
+from replica.core.step import Progress, Step
 from replica.engine.host_adapter import HostAdapter
 from replica.engine.runner import BROKEN, Drawn, Runner
 from replica.errors import AdapterLost, BadRequest, LogitsNotFinite, ReplicaError, SequenceFailed
-from replica.generation import Event
+from replica.generation import Event, PromptScores
 from replica.metrics import Metrics
 from replica.reports import Reports
 from shared.clock import Clock
@@ -216,20 +216,29 @@ class EngineLoop:
         progress = self._scheduler.collect()
         if step is not None:
             drawn = self._runner.run_with_logprobs(step)
-            tokens = {seq: each.token for seq, each in drawn.items() if each.token != BROKEN}
+            tokens = {seq: each.token for seq, each in drawn.items() if each.token >= 0}
             then = self._clock()
             progress += self._scheduler.commit(step, tokens, then)
             self._metrics.step(step, then - now)
         self._step_began_at = None
         self._blocked = step is None and not progress
-        if progress:
-            events = [
-                self._event(item, drawn.get(item.seq))
-                for item in progress
-                if item.seq in self._live
-            ]
+        events = [] if step is None else self._prompts(step, drawn)
+        events += [
+            self._event(item, drawn.get(item.seq)) for item in progress if item.seq in self._live
+        ]
+        if events:
             self._tell(lambda: self._listener.delivered(events))
         self._reports.tick(self._clock())
+
+    def _prompts(self, step: Step, drawn: Mapping[str, Drawn]) -> list[Event]:
+        """What the step scored of prompts; before what it drew, for that may be the end."""
+        events = []
+        for row in step.rows:
+            seq = self._live.get(row.seq) if row.targets else None
+            if seq is not None:
+                scores = PromptScores(row.start, drawn[row.seq].prompt)
+                events.append(Event(row.seq, digest=self._version(seq), prompt=scores))
+        return events
 
     def _event(self, item: Progress, drawn: Drawn | None) -> Event:
         seq = self._live[item.seq]
