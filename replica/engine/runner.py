@@ -55,7 +55,12 @@ class Runner:
         if threads > 0:
             torch.set_num_threads(threads)
         weights = load_base(
-            base_dir, torch_dtype(dtype), device, merged=merged, quantization=quantization
+            base_dir,
+            torch_dtype(dtype),
+            device,
+            merged=merged,
+            quantization=quantization,
+            packed=True,
         )
         self.config: ModelConfig = weights.config
         self._model = Model(weights)
