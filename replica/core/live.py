@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from replica.core.pages import BlockTable
+from replica.core.prefix import PageNames
 from replica.core.sequence import Finish, Sequence
 from replica.core.step import BASE_SLOT, Row
 
@@ -22,12 +23,17 @@ class Live:
     length_max: int  # where it ends with LENGTH
     table: BlockTable = field(default_factory=BlockTable)
     slot: int = BASE_SLOT
+    names: PageNames | None = None  # of its pages, once its weights are known
     admitted: bool = False  # it has started once, and so holds its slot if it needs one
 
     @property
     def to_feed(self) -> int:
         """Tokens whose keys and values are not in pages yet: 1 when decoding."""
         return self.length - self.seq.computed
+
+    def check(self, page_tokens: int) -> None:
+        assert 0 <= self.seq.computed < self.length == len(self.seq) <= self.length_max
+        assert self.seq.computed <= len(self.table) * page_tokens, "keys off its pages"
 
     def row(self, tokens: int) -> Row:
         """Its next `tokens` tokens, as part of a step."""
@@ -46,12 +52,12 @@ class Live:
             tuple(output) if seq.grammar is not None or sampling.penalises else (),
             seq.prompt if sampling.repeats_prompt else (),
             seq.grammar,
-            seq.prompt[start + 1 : start + tokens + 1] if self._scores_prompt else (),
+            seq.prompt[start + 1 : start + tokens + 1] if self.scores_prompt else (),
         )
 
     @property
-    def _scores_prompt(self) -> bool:
-        """Once: what has drawn a token has told its prompt's scores."""
+    def scores_prompt(self) -> bool:
+        """Its whole prompt is to be computed; what has drawn a token has told the scores."""
         return self.seq.sampling.prompt_logprobs and not self.seq.output
 
     def take(self, token: int, eos_ids: frozenset[int]) -> Finish | None:

@@ -5,17 +5,18 @@ chunks of prompts, oldest first, then admits from the waiting, oldest first. Law
 
 - A step has at most `max_step_tokens` tokens and `max_running` rows, and only slots that are
   resident and held by the row's sequence. Rows of one slot are adjacent.
-- Every sequence ends. Order is by arrival and never changes: when pages run out the newest gives
-  way, back to the front of the waiting, its output and its slot kept, its pages freed (preemption
-  by recompute). So the oldest always moves on.
-- A sequence waits for pages in line: no younger one slips in. It waits for its adapter aside:
-  younger ones pass. The base waits for no adapter.
+- Every sequence ends. Order is by arrival and never changes: when pages run out and idle adapters
+  have left (`room.py`) the newest gives way, back to the front of the waiting, its output and its
+  slot kept, its pages freed (preemption by recompute). So the oldest always moves on.
+- A sequence waits for pages in line: no younger one slips in. It waits for its adapter, and for a
+  prompt that another is just computing (`sharing.py`), aside: younger ones pass. The base waits for
+  no adapter.
 - An adapter gets a slot within `adapter_wait_s` plus what `turns.py` shows to be finite.
 - However a sequence ends, its pages and its lease are given back in that moment, once.
 
-Protocol, all on one thread: `plan`, run the step, `commit` it; `add`, `abort` and `fail` may fall
-anywhere between, and `collect` follows each `plan`. A plan that is not committed only moves pages:
-after a crash `fail` the culprits and plan again.
+Protocol, all on one thread: `plan`, run the step, `commit` it; `add` and `abort` may fall anywhere
+between, and `collect` follows each `plan`. A plan that is not committed only moves pages: after a
+crash abort the culprits and plan again.
 
 Costs: plan and commit are O(running + adapters that wait). The shell bounds how many may wait.
 """
@@ -30,6 +31,7 @@ from replica.core.adapter_cache import AdapterCache
 from replica.core.live import Live
 from replica.core.pages import PagePool
 from replica.core.sequence import Finish, Sequence
+from replica.core.sharing import Sharing
 from replica.core.step import BASE_SLOT, Progress, Row, Step
 from replica.core.turns import Turns
 from replica.core.waiting_line import WaitingLine
@@ -64,6 +66,7 @@ class Scheduler:
         self._max_step_tokens = max_step_tokens
         self._eos_ids = eos_ids
         self._turns = Turns(wait_s=adapter_wait_s)
+        self._sharing = Sharing(pool=pool)
         self._live: dict[str, Live] = {}
         self._running: list[Live] = []  # by order
         self._line = WaitingLine()
@@ -81,12 +84,8 @@ class Scheduler:
     def waiting(self) -> int:
         return len(self._live) - len(self._running)
 
-    def running_adapters(self) -> tuple[AdapterId, ...]:
-        return tuple(sorted({e.seq.adapter for e in self._running if e.seq.adapter is not None}))
-
     def waiting_adapters(self) -> tuple[AdapterId, ...]:
-        preempted = [entry.seq.adapter for entry in self._line.preempted]
-        return tuple(sorted({a for a in (*self._line.adapters(), *preempted) if a is not None}))
+        return tuple(sorted({e.seq.adapter for e in self._line if e.seq.adapter is not None}))
 
     def next_wakeup(self, now: float) -> float | None:
         """`now` when a plan would do something; None when only an event can bring work."""
@@ -127,10 +126,6 @@ class Scheduler:
         self._end(entry, finish, now)
         return True
 
-    def fail(self, seq_id: str, now: float) -> bool:
-        """The engine cannot run it."""
-        return self.abort(seq_id, Finish.ERROR, now)
-
     def collect(self) -> list[Progress]:
         """Ends that no step brought: the adapter failed or left while they waited for it."""
         ended, self._ended = self._ended, []
@@ -140,6 +135,7 @@ class Scheduler:
 
     def plan(self, now: float) -> Step | None:
         """The next step; None when nothing can run before an event."""
+        self._pool.headroom = len(self._running)
         self._end_refused(now)
         rows: list[Row] = []
         preempted = self._decode(rows)
@@ -170,16 +166,16 @@ class Scheduler:
             if entry.to_feed != 1:
                 continue
             while not entry.table.grow_to(entry.length, self._pool):
-                preempted = True
-                if self._preempt_newest() is entry:
-                    return True
+                if not self._cache.make_room(1):
+                    preempted = True
+                    if self._preempt_newest() is entry:
+                        return True
             rows.append(entry.row(1))
         return preempted
 
     def _preempt_newest(self) -> Live:
         entry = self._running.pop()
-        entry.table.release(self._pool)
-        entry.seq.computed = 0
+        self._sharing.end(entry)
         entry.seq.preemptions += 1
         self._line.push_front(entry)
         return entry
@@ -209,15 +205,27 @@ class Scheduler:
                 return
 
     def _may_start(self, entry: Live) -> bool:
-        if entry.seq.adapter is None:
-            return True
-        slot = self._cache.slot_of(entry.seq.adapter)
-        return slot is not None and not self._turns.closed(slot, entry.queued_at)
+        slot = self._slot_for(entry)
+        if slot is None or self._turns.closed(slot, entry.queued_at):
+            return False
+        return not self._sharing.waits(entry, self._cache.digest_in(slot))
+
+    def _slot_for(self, entry: Live) -> int | None:
+        """Where it would run; None when its adapter is not there."""
+        if entry.admitted or entry.seq.adapter is None:
+            return entry.slot
+        return self._cache.slot_of(entry.seq.adapter)
 
     def _take_pages(self, entry: Live) -> bool:
         """All it needs now, and one is left for each that runs: else it would not stay long."""
-        needed = self._pool.pages_for(entry.length) + len(self._running)
-        return needed <= self._pool.available and entry.table.grow_to(entry.length, self._pool)
+        slot = self._slot_for(entry)
+        assert slot is not None, "it may start"
+        running = len(self._running)
+        return self._sharing.begin(
+            entry,
+            self._cache.digest_in(slot),
+            lambda missing: self._cache.make_room(missing + running, keep=slot),
+        )
 
     def _start(self, entry: Live, now: float) -> None:
         self._line.remove(entry)
@@ -226,7 +234,7 @@ class Scheduler:
             return
         entry.admitted = True
         seq = entry.seq
-        seq.admitted_at = now
+        seq.admitted_at, seq.cached = now, seq.computed
         if seq.adapter is not None:
             slot = self._cache.acquire(seq.adapter, seq.id, now)
             assert slot is not None, f"{seq.adapter!r} was resident a moment ago"
@@ -251,7 +259,7 @@ class Scheduler:
             entry = self._live.get(row.seq)
             if entry is None or not entry.table.pages:
                 continue  # aborted while the step ran
-            entry.seq.computed = row.end
+            self._sharing.advance(entry, row.end)
             if row.samples:
                 progress.append(self._draw(entry, tokens.get(row.seq), now))
         if any(item.finish is not None for item in progress):
@@ -269,14 +277,14 @@ class Scheduler:
         """The one exit: whoever calls has taken it out of running or line, or does so at once."""
         seq = entry.seq
         del self._live[seq.id]
-        entry.table.release(self._pool)
+        self._sharing.end(entry, distrust=finish is Finish.ERROR)
         self._cache.release(seq.id)
         seq.finish, seq.ended_at = finish, now
 
     def check(self) -> None:
-        self._pool.check()
         self._cache.check()
         self._line.check()
+        self._sharing.check(self._running)
         waiting = list(self._line)
         here = {entry.seq.id: entry for entry in (*self._running, *waiting)}
         assert here == self._live, "a sequence is lost, or is not live"
@@ -284,14 +292,10 @@ class Scheduler:
         assert len(self._running) <= self._max_running
         orders = [entry.order for entry in self._running]
         assert orders == sorted(orders), "running is out of order"
-        pages = [page for entry in here.values() for page in entry.table.pages]
-        assert len(pages) == len(set(pages)) == self._pool.pages - self._pool.available
+        tables = [entry.table.pages for entry in here.values()]
+        self._pool.check([*tables, *self._cache.holdings()])
         for entry in here.values():
-            assert 0 <= entry.seq.computed < entry.length == len(entry.seq) <= entry.length_max
+            entry.check(self._pool.page_tokens)
             held = self._cache.slot_held(entry.seq.id)
             assert entry.slot == (BASE_SLOT if held is None else held), "a slot without its lease"
-        for entry in self._running:
-            assert len(entry.table) >= self._pool.pages_for(entry.seq.computed), (
-                "keys off its pages"
-            )
         assert all(not entry.table.pages for entry in waiting), "pages are held while waiting"

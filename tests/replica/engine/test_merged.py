@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_driver import Driver
+from engine_driver import Driver, load, pool_pages
 
 from replica.core.step import BASE_SLOT
 from replica.engine.adapter_store import AdapterFolder
@@ -40,12 +40,12 @@ def _runner(home: Path, name: str, dtype: str, *, merged: bool) -> tuple[Runner,
         dtype=dtype,
         slots=1,
         max_rank=64,
-        pages=32,
+        pages=pool_pages(32, 1),
         page_tokens=16,
         merged=host if merged else None,
     )
     if not merged:
-        runner.load(0, host)
+        load(runner, 0, host, 32)
     return runner, BASE_SLOT if merged else 0
 
 
