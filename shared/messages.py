@@ -59,6 +59,7 @@ class ReplicaReport:
     max_model_len: int
     heartbeat_s: float  # the longest silence between two reports
     draining: bool = False
+    merged: AdapterId | None = None  # folded into the base: it serves this adapter and nothing else
     adapters: tuple[AdapterState, ...] = ()
     pages_cached: int = 0  # of the free: they hold keys that may be wanted again
     pages_adapters: int = 0  # held by adapters, in use or idle

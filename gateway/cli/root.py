@@ -11,6 +11,7 @@ import typer
 from gateway.cli import (
     adapter,
     adapter_check,
+    adapter_eval,
     chat,
     demo,
     explain,
@@ -89,6 +90,12 @@ _add(
     "check",
     adapter_check.check,
     "loraplex adapter check ./adapters/pirate --base ./base",
+)
+_add(
+    _adapters,
+    "eval",
+    adapter_eval.evaluate,
+    "loraplex adapter eval ./adapters/pirate --base ./base --text sample.txt",
 )
 
 _replicas = _noun("replica-set", "The replicas of a gateway.", "loraplex replica-set list")

@@ -52,7 +52,13 @@ class Live:
             tuple(output) if seq.grammar is not None or sampling.penalises else (),
             seq.prompt if sampling.repeats_prompt else (),
             seq.grammar,
+            seq.prompt[start + 1 : start + tokens + 1] if self.scores_prompt else (),
         )
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Its whole prompt is to be computed; what has drawn a token has told the scores."""
+        return self.seq.sampling.prompt_logprobs and not self.seq.output
 
     def take(self, token: int, eos_ids: frozenset[int]) -> Finish | None:
         """Append what was drawn; whether the sequence ends with it."""

@@ -3,7 +3,8 @@
 Laws: a sequence shares the longest run of pages whose names its own tokens have, and at least its
 last token is computed by itself; a page is named in the moment it is full and computed, so what can
 be found is true; who would compute what another one is computing already waits for it, a few steps
-at most, because that one runs and is older in the batch.
+at most, because that one runs and is older in the batch. A sequence whose prompt is to be scored
+shares nothing, for pages have no scores.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ class Sharing:
 
     def waits(self, entry: Live, digest: str) -> bool:
         """Whether somebody is just computing what it would begin with. `digest` is its weights'."""
+        if entry.scores_prompt:
+            return False
         names = self._names(entry, digest)
         found = self._pool.known(names)
         return found < len(names) and names[found] in self._coming
@@ -30,7 +33,7 @@ class Sharing:
         """Its empty table holds what there is and covers it all, and the rest of its prompt is
         coming; False, and nothing is held, when `make_room` has no room for the pages missing."""
         names = self._names(entry, digest)
-        shared = entry.table.share(names, self._pool)
+        shared = 0 if entry.scores_prompt else entry.table.share(names, self._pool)
         if not make_room(self._pool.pages_for(entry.length) - shared):
             entry.table.release(self._pool)
             return False
