@@ -13,21 +13,29 @@ Belongs to one stream: planes are scratch that the next `add` writes over.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final, Protocol
 
 import torch
 import triton
 from torch import Tensor
 
+from replica.core.segments import Segments
+from replica.core.step import BASE_SLOT
+from replica.engine.arena import Arena
 from replica.engine.kernels import expand as expanding
 from replica.engine.kernels import shrink as shrinking
 from replica.engine.kernels import tiling
-from replica.engine.kernels.metadata import TILE, GatheredMeta
+from replica.engine.kernels.metadata import GatheredMeta
 from replica.engine.kernels.tiling import Tiling
 from replica.engine.model_config import Group
+from replica.engine.sections import TILE
 
 PREFILL_BLOCK: Final = 64
 DECODE_BLOCK: Final = 16
+SHARED: Final = 4
+"""Rows an adapter, on average, from which a step's rows share adapters."""
 
 
 class Tables(Protocol):
@@ -186,3 +194,29 @@ def _chunks(meta: GatheredMeta) -> int:
     if meta.rows <= meta.block:
         return meta.rows
     return max(meta.block, -(-meta.rows // meta.block) + meta.rows // (4 if meta.shared else 2))
+
+
+@dataclass(frozen=True, slots=True)
+class TritonPlan:
+    """One step of any shape, launched as it comes."""
+
+    lora: GatheredLora
+    metadata: GatheredMeta
+
+    @classmethod
+    def of(cls, segments: Segments, arena: Arena) -> TritonPlan:
+        """An empty slot is an error, never the base's answer."""
+        used = set(segments.slots) - {BASE_SLOT}
+        for slot in used:
+            arena.rank(slot)
+        lengths = [end - start for start, end in pairwise(segments.starts)]
+        slots = torch.tensor(segments.slots, dtype=torch.int32).repeat_interleave(
+            torch.tensor(lengths)
+        )
+        lora = GatheredLora(arena, arena.config.groups, arena.max_rank)
+        meta = lora.meta(slots.shape[0], shared=slots.shape[0] >= SHARED * len(used))
+        meta.update(slots.to(arena.device))
+        return cls(lora, meta)
+
+    def add(self, x: Tensor, y: Tensor, layer: int, index: int, group: Group) -> None:
+        self.lora.add(x, y, layer, index, self.metadata)

@@ -26,7 +26,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TILE: Final = 16
 RECORD: Final = 4
 _BI = 32
 _BJ = 128
