@@ -1,13 +1,7 @@
-<<<<<<< HEAD
-"""Expand in Triton:  y[i, columns of s] += v_i,s Bt_slot(i),s for the slices s of a group, in place.
+"""Expand in Triton:  y[i, columns of s] += v_i,s Bt_slot(i),s  for the slices s of a group.
 
     v is what `shrink` left: float32 planes, added here in their order, or the reduced v
     y [rows, sum of N]; a program owns BN columns of one slice of its rows, so nothing races
-=======
-"""Expand in Triton, gathered by segment:  y[i, cols_s] += v[i, s] Bt_s, for each slice s.
-
-    v [tokens, slices, ranks] float32, y [tokens, sum of out]; the slices' columns lie side by side
->>>>>>> p4
 
 `expand_rows` takes one row a program, in registers; `expand_tiles` a chunk of rows through
 `tl.dot`, RB ranks at a time, the next ones on their way; `expand_columns` keeps a chunk's whole v
@@ -23,7 +17,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-<<<<<<< HEAD
 from replica.engine.kernels.shrink import section
 
 
@@ -213,9 +206,7 @@ def expand_columns(  # type: ignore[no-untyped-def]
     """Needs RB >= 16 TILES: a chunk's v fits at once."""
     WIDE: tl.constexpr = BN * COLUMNS
     R: tl.constexpr = TILES * 16
-    NT: tl.constexpr = (
-        (N0 + WIDE - 1) // WIDE + (N1 + WIDE - 1) // WIDE + (N2 + WIDE - 1) // WIDE
-    )
+    NT: tl.constexpr = (N0 + WIDE - 1) // WIDE + (N1 + WIDE - 1) // WIDE + (N2 + WIDE - 1) // WIDE
     e = tl.program_id(0) // NT
     part, number, width, start = _columns(tl.program_id(0) % NT, N0, N1, N2, WIDE)
     if EVEN:
@@ -253,71 +244,3 @@ def expand_columns(  # type: ignore[no-untyped-def]
                 acc = tl.dot(vs, b, input_precision="ieee")
                 tl.store(at, (old + acc).to(y.dtype.element_ty), mask=mask)
         length = after
-=======
-from replica.engine.kernels.shrink import BM
-from replica.engine.model_config import Group
-from replica.engine.sections import TILE
-
-_BN = 128
-
-
-@triton.jit
-def _expand(  # type: ignore[no-untyped-def]
-    v, y, pool, sections, ranks, chunk_row, chunk_len, chunk_slot, out0, out1, out2,
-    v_row, v_slice, y_row, sections_slot, sections_slice, sections_side, ranks_slot,
-    BM: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr,
-):  # fmt: skip
-    chunk = tl.program_id(0)
-    part = tl.program_id(1)
-    slot = tl.load(chunk_slot + chunk).to(tl.int64)
-    if slot < 0:
-        return
-    rank = tl.load(ranks + slot * ranks_slot + part)
-    width = tl.where(part == 0, out0, tl.where(part == 1, out1, out2))
-    n = tl.program_id(2) * BN + tl.arange(0, BN)
-    if (rank == 0) | (tl.program_id(2) * BN >= width):
-        return
-    starts = sections + slot * sections_slot + part * sections_slice + sections_side
-    first_column = tl.where(part > 0, out0, 0) + tl.where(part > 1, out1, 0)
-    m = tl.arange(0, BM)
-    live = m < tl.load(chunk_len + chunk)
-    rows = (tl.load(chunk_row + chunk) + m).to(tl.int64)
-    acc = tl.zeros((BM, BN), dtype=tl.float32)
-    for r0 in range(0, rank, BR):
-        r = tl.arange(0, BR)
-        vs = tl.load(
-            v + rows[:, None] * v_row + part * v_slice + r0 + r[None, :],
-            mask=live[:, None] & (r0 + r < rank)[None, :],
-            other=0.0,
-        )
-        Bs = tl.load(
-            pool + tl.load(starts + r0 // BR) + r[:, None] * width + n[None, :],
-            mask=(r0 + r < rank)[:, None] & (n < width)[None, :],
-            other=0.0,
-        )
-        acc = tl.dot(vs.to(Bs.dtype), Bs, acc, input_precision="ieee")
-    place = y + rows[:, None] * y_row + first_column + n[None, :]
-    mask = live[:, None] & (n < width)[None, :]
-    old = tl.load(place, mask=mask, other=0.0).to(tl.float32)
-    tl.store(place, (old + acc).to(y.dtype.element_ty), mask=mask)
-
-
-def expand(
-    v: Tensor,
-    y: Tensor,
-    pool: Tensor,
-    tables: tuple[Tensor, Tensor],
-    chunks: tuple[Tensor, Tensor, Tensor],
-    group: Group,
-) -> None:
-    """Tables are the arena's sections and ranks, for one layer and group; chunks are rows, lengths
-    and slots."""
-    sections, ranks = tables
-    row, length, slot = chunks
-    widths = (*group.out_features, 0, 0)[:3]
-    grid = (row.shape[0], v.shape[1], triton.cdiv(max(widths), _BN))
-    _expand[grid](
-        v, y, pool, sections, ranks, row, length, slot, *widths, *v.stride()[:2], y.stride(0),
-        *sections.stride()[:3], ranks.stride(0), BM=BM, BR=TILE, BN=_BN,
-    )  # fmt: skip
->>>>>>> p4

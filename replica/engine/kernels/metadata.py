@@ -1,4 +1,4 @@
-"""GatheredMeta: which rows use which adapter, laid out for the kernels; once a step, for all layers.
+"""GatheredMeta: which rows use which adapter, as the kernels read it; once a step, for all layers.
 
 From `slots` [rows], the adapter slot of each row (-1: none), two launches on the device build
 

@@ -55,11 +55,9 @@ def default(K: int, tiles: int, max_rank: int, rows: int, shared: bool) -> Tilin
     block = min(64, rank_class(tiles, max_rank))
     if rows > ROW_CLASSES[-1]:
         plane = _pow2(K) if tiles > 1 and K <= 8192 else max(64, _pow2(K) // 4)
-        return Tiling(
-            "tiles", plane, min(64, plane), max(16, block), max(16, block), 256 if tiles < 4 else 128,
-            reduce=True, pdl=False,
-        )  # fmt: skip
-    if shared or rows > 64 and tiles < 4:
+        ranks, columns = max(16, block), 256 if tiles < 4 else 128
+        return Tiling("tiles", plane, min(64, plane), ranks, ranks, columns, reduce=True, pdl=False)
+    if shared or (rows > 64 and tiles < 4):
         return Tiling("tiles", width, min(256, width), 16, 16, 256)
     return Tiling("rows", width, width, min(16, block), min(16, block), 512)
 
@@ -80,9 +78,7 @@ def table(device: str) -> dict[str, Tiling]:
     return {name: Tiling(**line) for name, line in lines.items()}
 
 
-def choose(
-    device: str, group: Group, tiles: int, max_rank: int, rows: int, shared: bool
-) -> Tiling:
+def choose(device: str, group: Group, tiles: int, max_rank: int, rows: int, shared: bool) -> Tiling:
     lines = table(device)
     rank, limit = rank_class(tiles, max_rank), row_class(rows)
     for sharing in (shared, not shared):
