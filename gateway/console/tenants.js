@@ -1,6 +1,6 @@
-// Tenants: what each may do, changed while traffic runs. A slider is applied when it is let go.
+// Tenants: what each may do, changed while traffic runs.
 
-import { html, useState } from "/console/vendor/preact-htm.js";
+import { html, useEffect, useRef, useState } from "/console/vendor/preact-htm.js";
 import { call, get, rows } from "/console/api.js";
 import { Badge, Problem, short, Table, useAction, usePolled, when } from "/console/parts.js";
 
@@ -50,9 +50,9 @@ function Tenant({ one, again }) {
   return html`<section class="card wide" aria-label="Tenant ${one.id}">
     <h3>${one.id} ${left.data?.degraded && html`<${Badge} kind="warn">store away: limits are local<//>`}</h3>
     <div class="sliders">
-      <${Slider} name="Weight" value=${one.weight} least=${0.1} most=${100} unset=${false} busy=${busy} change=${(weight) => change({ weight })} />
+      <${Slider} name="Weight" value=${one.weight} least=${0.1} most=${100} unset=${false} refused=${error} change=${(weight) => change({ weight })} />
       ${LIMITS.map(([name, text]) => html`<${Slider} key=${name} name=${text} value=${one.limits[name]} least=${1} most=${name === "tokens_per_min" ? 1e7 : 1e5}
-        unset=${true} busy=${busy} left=${left.data?.[name.replace("_per_min", "")]?.remaining} change=${(to) => change({ limits: { [name]: to } })} />`)}
+        unset=${true} refused=${error} left=${left.data?.[name.replace("_per_min", "")]?.remaining} change=${(to) => change({ limits: { [name]: to } })} />`)}
     </div>
     <${Problem} error=${error} />
     <h4>Keys</h4>
@@ -67,15 +67,23 @@ function Tenant({ one, again }) {
 }
 
 /** Logarithmic: a quota of ten and one of a million are both a hand's breadth away. */
-function Slider({ name, value, least, most, unset, busy, left, change }) {
+function Slider({ name, value, least, most, unset, left, refused, change }) {
   const steps = 200, span = Math.log(most / least);
   const place = (v) => v === null || v === undefined ? steps : Math.round(steps * 0.98 * Math.log(Math.max(v, least) / least) / span);
   const round = (v) => v < 10 && least < 1 ? Math.round(v * 10) / 10 : Number(Math.round(v).toPrecision(2));
   const read = (at) => unset && at >= steps ? null : round(least * Math.exp(Math.min(at / (steps * 0.98), 1) * span));
   const [at, setAt] = useState(null);
+  const timer = useRef(0);
+  // Applied once it rests, so that an arrow key held down is one change and keeps its focus.
+  const move = (to) => {
+    setAt(to);
+    clearTimeout(timer.current);
+    timer.current = setTimeout(() => read(to) === value ? setAt(null) : change(read(to)), 400);
+  };
+  useEffect(() => setAt(null), [value, refused]);
   const shown = at === null ? value : read(at);
-  return html`<label class="slider"><span>${name} <output>${shown === null ? "no limit" : short(shown)}</output>
+  return html`<label class="slider"><span>${name} <b>${shown === null ? "no limit" : short(shown)}</b>
     ${left !== undefined && left !== null && html`<small>${short(left)} left</small>`}</span>
-    <input type="range" min="0" max=${unset ? steps : steps * 0.98} disabled=${busy} value=${at ?? place(value)} aria-valuetext=${shown === null ? "no limit" : String(shown)}
-      oninput=${(e) => setAt(Number(e.target.value))} onchange=${(e) => { const to = read(Number(e.target.value)); setAt(null); if (to !== value) change(to); }} /></label>`;
+    <input type="range" min="0" max=${unset ? steps : steps * 0.98} value=${at ?? place(value)} aria-valuetext=${shown === null ? "no limit" : String(shown)}
+      oninput=${(e) => move(Number(e.target.value))} /></label>`;
 }
