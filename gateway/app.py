@@ -17,6 +17,7 @@ from aiohttp import web
 
 from gateway.admin import AdminServices, add_admin_routes
 from gateway.config import GatewayConfig, ReplicaEntry
+from gateway.console.page import add_console_routes
 from gateway.core.breaker import HealthRules
 from gateway.core.dispatcher import Dispatcher, ReplicaState
 from gateway.engines.openai import OpenAIServer
@@ -171,6 +172,7 @@ class Gateway:
             changed=self.pump.wake,
         )
         add_admin_routes(admin_app, services, config.admin.key)
+        add_console_routes(admin_app, enabled=bool(config.admin.key))
         self._handlers.add_routes(app)
         Models(self.registry, self.pump.dispatcher).add_routes(app)
         probes = Probes(
