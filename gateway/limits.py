@@ -63,6 +63,13 @@ def lines_of(limits: Limits, tokens: int) -> list[Line]:
     return lines
 
 
+def answer_of(lines: Sequence[Line], reply: Sequence[bytes]) -> Answer:
+    """What the script says of one request (store/reserve.lua)."""
+    index, wait_s, *levels = reply
+    refuses = lines[int(index) - 1] if index != b"0" else None
+    return Answer(lines, [float(level) for level in levels], refuses, float(wait_s))
+
+
 def state_of(answer: Answer) -> LimitState:
     """An answer as the tenant may read it."""
     state = LimitState()

@@ -9,6 +9,9 @@ request and the estimated tokens; `settle` later corrects the tokens by actual m
   and what it really used may leave the tenant in debt, which the next requests wait for.
 - A request pays for itself even when it fails later; its tokens are settled at what was generated.
 
+A busy tenant far from its limits spends small blocks that were reserved ahead, so that most of its
+requests need no call; what that leaves of the laws above is in gateway/ahead.py.
+
 Store away or slow: the pure buckets of `core` decide on `local_share` of each limit, beginning at
 the levels last seen, so that an outage is no gift. What they grant is owed to the store and
 charged when it is back, less what has refilled since. A call whose fate is unknown (sent, never
@@ -25,6 +28,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
 
+from gateway.ahead import Ahead
 from gateway.config import QuotaConfig
 from gateway.limits import (
     Answer,
@@ -32,6 +36,7 @@ from gateway.limits import (
     LimitLine,
     LimitState,
     Line,
+    answer_of,
     header_lines,
     lines_of,
     state_of,
@@ -122,6 +127,7 @@ class Quota:
         self._owed: dict[tuple[TenantId, Limit], _Owed] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._asked: dict[tuple[object, ...], _Batch] = {}  # in this turn of the loop
+        self._ahead = Ahead(store, saw=self._local.saw, give_back=self._return, clock=clock)
 
     @property
     def degraded(self) -> bool:
@@ -130,6 +136,8 @@ class Quota:
 
     async def reserve(self, tenant: Tenant, request: RequestId, tokens: int) -> Granted | Denied:
         """Take one request and `tokens` (input and output, estimated) from the tenant's limits."""
+        if (granted := self.take(tenant, request, tokens)) is not None:
+            return granted
         limits = tenant.limits
         lines = lines_of(limits, tokens)
         if limits.requests_per_min == 0 or limits.tokens_per_min == 0:
@@ -138,8 +146,18 @@ class Quota:
         answer = await self._answer(tenant, lines)
         if answer.refuses is not None:
             return Denied(state_of(answer), answer.refuses.name, answer.wait_s)
-        taken = answer.lines[-1].cost if limits.tokens_per_min is not None else tokens
-        return Granted(answer, Reservation(tenant.id, request, taken, limits.tokens_per_min))
+        if not self.degraded:
+            self._ahead.saw(tenant, answer)
+        return _granted(tenant, request, answer, tokens)
+
+    def take(self, tenant: Tenant, request: RequestId, tokens: int) -> Granted | None:
+        """`reserve` at once, out of what was reserved ahead; None: the store has to be asked."""
+        answer = self._ahead.take(tenant, tokens)
+        return None if answer is None else _granted(tenant, request, answer, tokens)
+
+    def put_back(self, tenant: Tenant, granted: Granted) -> None:
+        """As if `take` had not been called."""
+        self._ahead.put_back(tenant, granted.answer)
 
     def settle(self, reservation: Reservation, actual_tokens: int) -> None:
         """Correct a grant by what was really used; never blocks, never raises."""
@@ -158,6 +176,7 @@ class Quota:
 
     async def close(self) -> None:
         """Send what is owed, if the store takes it now."""
+        self._ahead.close()
         await self._pay()
         if self._timer is not None:
             self._timer.cancel()
@@ -201,9 +220,7 @@ class Quota:
         self._refused = False
         each = len(reply) // len(calls)
         for at, (lines, future) in enumerate(calls):
-            index, wait_s, *levels = reply[at * each : (at + 1) * each]
-            refuses = lines[int(index) - 1] if index != b"0" else None
-            answer = Answer(lines, [float(level) for level in levels], refuses, float(wait_s))
+            answer = answer_of(lines, reply[at * each : (at + 1) * each])
             self._tell(tenant, future, answer)
         self._local.saw(tenant, answer, self._clock())
 
@@ -217,9 +234,8 @@ class Quota:
         """Who asked has left: its tokens go back."""
         for line in answer.lines if answer.refuses is None else ():
             if line.name == "tokens":
-                now = self._clock()
-                self._local.settle(tenant.id, "tokens", -line.cost, now)
-                self._owe(tenant.id, line._replace(cost=-line.cost), now)
+                self._local.settle(tenant.id, "tokens", -line.cost, self._clock())
+                self._return(tenant, line)
 
     def _decide_alone(self, tenant: Tenant, lines: Sequence[Line], *, owe: bool) -> Answer:
         now = self._clock()
@@ -230,6 +246,9 @@ class Quota:
         return answer
 
     # paying what is owed
+
+    def _return(self, tenant: Tenant, line: Line) -> None:
+        self._owe(tenant.id, line._replace(cost=-line.cost), self._clock())
 
     def _owe(self, tenant: TenantId, line: Line, now: float) -> None:
         if line.cost == 0:
@@ -266,3 +285,9 @@ class Quota:
         if isinstance(error, StoreError) and not self._refused:
             self._refused = True
             _log.error("the store refuses quota scripts", extra={"reason": str(error)})
+
+
+def _granted(tenant: Tenant, request: RequestId, answer: Answer, tokens: int) -> Granted:
+    per_min = tenant.limits.tokens_per_min
+    taken = answer.lines[-1].cost if per_min is not None else tokens
+    return Granted(answer, Reservation(tenant.id, request, taken, per_min))
