@@ -72,6 +72,7 @@ class Tally:
     arrived_at: float
     outcome: Outcome = "failed"
     replica: ReplicaId | None = None
+    boot: str = ""
     digest: str = ""
     queue_s: float = 0.0
     first_token_s: float | None = None
@@ -80,6 +81,7 @@ class Tally:
 
     def placed(self, placement: Placement) -> None:
         self.replica, self.digest = placement.replica, placement.digest
+        self.boot = placement.boot
         self.queue_s = placement.queue_s
 
     def count(self, relay: Relay, ask: Ask) -> None:

@@ -18,21 +18,18 @@ from aiohttp import web
 
 from gateway import ask as asks
 from gateway.ask import Ask
-from gateway.auth import authenticate, header_of
+from gateway.auth import Door, header_of
 from gateway.body import read_body
 from gateway.config import GatewayConfig, ListenConfig
-from gateway.core.dispatcher import Arrival, RejectReason
+from gateway.core.dispatcher import Arrival
 from gateway.errors import (
     GatewayError,
     InsufficientQuota,
     Internal,
     KeyReused,
-    ModelNotFound,
     NoReplica,
-    QueueFull,
     QuotaExceeded,
     ShuttingDown,
-    WaitExpired,
 )
 from gateway.forward import Forwarder, Tally
 from gateway.front import Call
@@ -44,13 +41,16 @@ from gateway.names import Target, resolve
 from gateway.passing import passed_on
 from gateway.pump import Pump, Refused
 from gateway.quota import Denied, Granted, Quota
+from gateway.refusals import RETRY_S, not_placed, over_quota
 from gateway.registry import Registry
 from gateway.rename import renamed
-from gateway.reply import Reply, Written
+from gateway.reply import Reply
 from gateway.tenants import Tenant
+from gateway.written import Written
 from shared import logs
 from shared.clock import Clock, monotonic, wall
 from shared.ids import RequestId
+from shared.messages import Usage
 from shared.wire import REQUEST_ID
 
 _log = logging.getLogger(__name__)
@@ -58,7 +58,6 @@ _log = logging.getLogger(__name__)
 _CLIENT_REQUEST_ID: Final = "x-client-request-id"  # into the log, so that both can be found there
 _IDEMPOTENCY_KEY: Final = IDEMPOTENCY_KEY.lower()
 _CLIENT_ID_MAX: Final = 512
-_RETRY_S: Final = 1.0  # for what usually passes in a moment
 
 
 class Handlers:
@@ -67,6 +66,7 @@ class Handlers:
         *,
         config: GatewayConfig,
         registry: Registry,
+        door: Door,
         quota: Quota,
         ledger: Ledger,
         pump: Pump,
@@ -77,6 +77,7 @@ class Handlers:
     ) -> None:
         self._config = config
         self._registry = registry
+        self._door = door
         self._quota = quota
         self._ledger = ledger
         self._pump = pump
@@ -153,7 +154,7 @@ class Handlers:
         if self.draining:
             raise ShuttingDown()
         arrived_at = self._clock()
-        tenant = authenticate(call.header, self._registry)
+        tenant = self._door.admit(call.header, reply.peer)
         limits = self._config.forward
         ask = asks.parse(await call.read(), default_max_tokens=limits.default_max_tokens)
         target = self._resolve(tenant, ask.model)
@@ -165,7 +166,7 @@ class Handlers:
         try:
             if (key := call.header(_IDEMPOTENCY_KEY)) is not None:
                 claim = await self._idempotency.claim(tenant.id, key, request_id)
-            granted = await self._admit(tenant, request_id, ask, reply)
+            granted = await self._admit(tenant, target.name, request_id, ask, reply)
             if ask.stream:
                 reply.keep_awake(limits.keepalive_s)
             arrival = Arrival(
@@ -192,7 +193,7 @@ class Handlers:
                     lease.settle(tally.usage.prompt_tokens, tally.usage.completion_tokens)
         except Refused as refused:
             tally.outcome = "refused"
-            raise _refusal(refused.why, ask.model) from None
+            raise not_placed(refused.why, ask.model) from None
         except (QuotaExceeded, InsufficientQuota, KeyReused):
             tally.outcome = "refused"
             raise
@@ -207,21 +208,29 @@ class Handlers:
 
     def _resolve(self, tenant: Tenant, model: str) -> Target:
         if not self._dispatcher.bases():
-            raise NoReplica("No replica has reported yet; retry soon.", retry_after_s=_RETRY_S)
-        return resolve(model, self._dispatcher, partial(self._registry.may_use, tenant))
+            raise NoReplica("No replica has reported yet; retry soon.", retry_after_s=RETRY_S)
+        return resolve(
+            model,
+            self._dispatcher,
+            partial(self._registry.may_use, tenant),
+            current=self._registry.current,
+        )
 
     async def _admit(
-        self, tenant: Tenant, request_id: RequestId, ask: Ask, reply: Reply
+        self, tenant: Tenant, model: str, request_id: RequestId, ask: Ask, reply: Reply
     ) -> Granted:
-        answer = await self._quota.reserve(tenant, request_id, ask.input_tokens + ask.output_tokens)
+        likely = Usage(ask.input_tokens, ask.output_tokens)
+        answer = await self._quota.reserve(
+            tenant,
+            request_id,
+            likely.total_tokens,
+            output_tokens=likely.completion_tokens,
+            spend=self._registry.price(tenant.id, model).of(likely),
+            model=model,
+        )
         reply.lines = answer.headers
         if isinstance(answer, Denied):
-            if answer.never:
-                raise InsufficientQuota(f"Your limit of {answer.limit} per minute admits nothing.")
-            raise QuotaExceeded(
-                f"Rate limit reached for {answer.limit} per minute; retry after the wait.",
-                retry_after_s=answer.retry_after_s,
-            )
+            raise over_quota(answer)
         return answer
 
     def _settle(
@@ -233,8 +242,14 @@ class Handlers:
         tally: Tally,
     ) -> None:
         usage, total_s = tally.usage, self._clock() - tally.arrived_at
+        spend = self._registry.price(tenant.id, model).of(usage)
         if granted is not None:
-            self._quota.settle(granted.reservation, usage.total_tokens)
+            self._quota.settle(
+                granted.reservation,
+                usage.total_tokens,
+                output_tokens=usage.completion_tokens,
+                spend=spend,
+            )
         self._metrics.ended(
             tenant.id,
             model,
@@ -260,6 +275,8 @@ class Handlers:
                 outcome=tally.outcome,
                 estimated=tally.estimated,
                 at=wall(),
+                spend=spend,
+                boot=tally.boot,
             )
         )
 
@@ -278,18 +295,3 @@ class _Request:
 
     async def read(self) -> bytes:
         return await read_body(self._request, self._limits)
-
-
-def _refusal(why: RejectReason, model: str) -> GatewayError:
-    match why:
-        case RejectReason.QUEUE_FULL:
-            return QueueFull(
-                "Too many of your requests are waiting; let some finish first.",
-                retry_after_s=_RETRY_S,
-            )
-        case RejectReason.UNKNOWN_MODEL:
-            return ModelNotFound(model)
-        case RejectReason.EXPIRED:
-            return WaitExpired("The request waited too long for a replica.", retry_after_s=_RETRY_S)
-        case RejectReason.NO_REPLICA:
-            return NoReplica("No replica can serve this model now.", retry_after_s=_RETRY_S)

@@ -19,7 +19,6 @@ from http import HTTPStatus
 from typing import Final, Protocol
 
 from aiohttp import HttpVersion11, web
-from aiohttp.abc import AbstractStreamWriter
 
 from gateway.connection import Flow, Headers
 from gateway.errors import GatewayError
@@ -36,24 +35,6 @@ _OURS: Final = frozenset(  # about the hop and not the reply, or written by us
 _OUR_PREFIXES: Final = (b"x-loraplex-", b"x-ratelimit-")
 _PROBE_S: Final = 0.1  # at first: a reset is a round trip away
 _TICK_S: Final = 0.001
-
-
-class Written(web.StreamResponse):
-    """Tells aiohttp that the reply is on the wire; it only keeps or closes the connection."""
-
-    def __init__(self, *, keep_alive: bool) -> None:
-        super().__init__()
-        self._kept = keep_alive
-
-    @property
-    def keep_alive(self) -> bool:
-        return self._kept
-
-    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
-        return None
-
-    async def write_eof(self, data: bytes = b"") -> None:
-        return None
 
 
 class Client(Protocol):
@@ -184,6 +165,11 @@ class Reply:
     def reusable(self) -> bool:
         """Another request may follow on the connection."""
         return self.keep_alive and self.ended
+
+    def peer(self) -> str:
+        """The address that the connection comes from."""
+        name = self._transport.get_extra_info("peername")
+        return str(name[0]) if isinstance(name, tuple) else ""
 
     def half_closed(self) -> bool:
         """The client sends no more; False: take it for gone. Whether it is, only a write tells,

@@ -15,7 +15,7 @@ from scripted import BASE, DONE, USAGE, chunk, chunks, event, read_reply, until,
 from gateway.connection import Connection, Headers, ReplyLost, ReplyUnfit
 from gateway.relay import Relay
 from gateway.reply import Reply
-from gateway.reply import Written as KnowsNothing
+from gateway.written import Written as KnowsNothing
 from shared.clock import monotonic
 from shared.framing import FrameTooLong
 from shared.messages import Usage
