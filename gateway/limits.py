@@ -99,7 +99,7 @@ class Line(NamedTuple):
 class Plan:
     """All limits of one tenant's requests for one model; empty when there are none."""
 
-    __slots__ = ("blocked", "keys", "lines", "model", "tenant", "until", "words")
+    __slots__ = ("blocked", "keys", "leased", "lines", "model", "tenant", "until", "words")
 
     def __init__(self, tenant: Tenant, model: str, wall: float, lease_s: float) -> None:
         self.tenant, self.model = tenant, model
@@ -109,6 +109,7 @@ class Plan:
             lines += _lines(tenant.id, own, model, windows)
         self.lines = tuple(sorted(lines, key=lambda line: line.kind != "rate"))
         self.until = windows["day"][1]
+        self.leased = any(line.kind == "lease" for line in self.lines)
         self.blocked = next((line for line in self.lines if line.limit == 0), None)
         self.keys = [*dict.fromkeys(line.key for line in self.lines)]
         self.words: list[Word] = ["", len(self.lines)]
@@ -127,6 +128,13 @@ class Answer(NamedTuple):
     levels: Sequence[float]  # after the call
     refuses: Line | None = None
     wait_s: float = 0.0
+
+
+def answer_of(lines: Sequence[Line], reply: Sequence[bytes]) -> Answer:
+    """What the script says of one request (store/reserve.lua)."""
+    index, wait_s, *levels = reply
+    refuses = lines[int(index) - 1] if index != b"0" else None
+    return Answer(lines, [float(level) for level in levels], refuses, float(wait_s))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,8 @@ takes one request and its estimate; `settle` later corrects that by actual minus
   small one admits a request that names no max_tokens, and what it really used may leave the tenant
   in debt, which the next requests wait for.
 - A request pays for itself even when it fails later; its tokens are settled at what was generated.
+- A busy tenant far from its limits spends small blocks that were reserved ahead, so that most of
+  its requests need no call; what that leaves of the laws above is in gateway/ahead.py.
 - In shadow mode all is decided and told, and nothing is refused; what would be takes nothing.
 
 Store away or slow: the pure buckets of `core` decide on `local_share` of each limit, beginning at
@@ -24,14 +26,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
 
+from gateway.ahead import Ahead
 from gateway.config import QuotaConfig
 from gateway.debts import Debts
+from gateway.grants import Denied, Granted, Reservation
 from gateway.leases import Leases
-from gateway.limits import Answer, LimitLine, Line, Need, Plan, header_lines, lines_left
+from gateway.limits import Answer, LimitLine, Line, Need, Plan, answer_of, lines_left
 from gateway.local_share import LocalShare
 from gateway.store.redis import Store, StoreAway, StoreError, Word
 from gateway.tenants import Tenant
@@ -45,62 +48,6 @@ _log = logging.getLogger(__name__)
 _BATCH_MAX: Final = 64  # requests in one call of the script: some 0.2 ms of the store's time
 _PLANS_MAX: Final = 10_000
 _NEVER_S: Final = 60.0
-
-
-@dataclass(slots=True)
-class Reservation:
-    """What one request took; settled once, however often `settle` is called."""
-
-    request: RequestId
-    plan: Plan
-    costs: Sequence[int]
-    settled: bool = False
-
-    @property
-    def tokens(self) -> int:
-        """Of the minute's limit of tokens; 0 when there is none."""
-        lines = zip(self.plan.lines, self.costs, strict=True)
-        return next((cost for line, cost in lines if line.name == "tokens"), 0)
-
-
-class Granted(NamedTuple):
-    answer: Answer
-    reservation: Reservation
-    at: float  # wall
-
-    @property
-    def left(self) -> list[LimitLine]:
-        return lines_left(self.answer, self.at)
-
-    @property
-    def headers(self) -> str:
-        """The tenant's limits, as header lines."""
-        return header_lines(self.answer, self.at)
-
-
-class Denied(NamedTuple):
-    answer: Answer
-    line: Line
-    retry_after_s: float
-    at: float  # wall
-    never: bool = False  # the limit is 0: waiting does not help
-
-    @property
-    def limit(self) -> str:
-        return self.line.name
-
-    @property
-    def spent(self) -> bool:
-        """A budget: it is not a matter of a moment."""
-        return self.line.kind == "budget"
-
-    @property
-    def left(self) -> list[LimitLine]:
-        return lines_left(self.answer, self.at)
-
-    @property
-    def headers(self) -> str:
-        return header_lines(self.answer, self.at)
 
 
 class _Call(NamedTuple):
@@ -129,6 +76,7 @@ class Quota:
         self._leases = Leases(store, config.lease_s, self._note)
         self._local = LocalShare(config.local_share, self._leases.running, wall)
         self._debts = Debts(store, clock, self._note)
+        self._ahead = Ahead(store, saw=self._local.saw, give_back=self._return, clock=clock)
         self._plans: dict[tuple[TenantId, str], Plan] = {}
         self._asked: dict[Plan, list[_Call]] = {}  # in this turn of the loop
 
@@ -151,12 +99,16 @@ class Quota:
         price) from the tenant's limits, and from those it has for `model`."""
         plan = self._plan(tenant, model)
         costs: Sequence[int] = plan.costs(Need(tokens - output_tokens, output_tokens, spend))
+        if (ahead := self._ahead.take(plan, costs)) is not None:
+            return Granted(ahead, Reservation(request, plan, costs), self._wall())
         if plan.blocked is not None:
             answer, _ = await self._answer(plan, RequestId(""), [0] * len(costs))
             denied = Denied(answer, plan.blocked, _NEVER_S, self._wall(), never=True)
         else:
             answer, costs = await self._answer(plan, request, costs)
             if answer.refuses is None:
+                if not self.degraded:
+                    self._ahead.saw(plan, answer, costs)
                 return Granted(answer, Reservation(request, plan, costs), self._wall())
             denied = Denied(answer, answer.refuses, answer.wait_s, self._wall())
         shadow = self._shadow or tenant.shadow
@@ -164,6 +116,31 @@ class Quota:
         if not shadow:
             return denied
         return Granted(answer, Reservation(request, plan, (), settled=True), denied.at)
+
+    def take(
+        self,
+        tenant: Tenant,
+        request: RequestId,
+        tokens: int,
+        *,
+        output_tokens: int = 0,
+        spend: int = 0,
+        model: str = "",
+    ) -> Granted | None:
+        """`reserve` at once, out of what was reserved ahead; None: the store has to be asked."""
+        plan = self._plan(tenant, model)
+        costs = plan.costs(Need(tokens - output_tokens, output_tokens, spend))
+        answer = self._ahead.take(plan, costs)
+        if answer is None:
+            return None
+        return Granted(answer, Reservation(request, plan, costs), self._wall())
+
+    def put_back(self, granted: Granted) -> None:
+        """As if `take` had not been called."""
+        reservation = granted.reservation
+        if not reservation.settled:
+            reservation.settled = True
+            self._ahead.put_back(reservation.plan, reservation.costs)
 
     def settle(
         self,
@@ -188,6 +165,7 @@ class Quota:
 
     async def close(self) -> None:
         """Send what is owed, if the store takes it now."""
+        self._ahead.close()
         self._leases.close()
         await self._debts.close()
 
@@ -243,9 +221,7 @@ class Quota:
         self._refused = False
         each = len(reply) // len(calls)
         for at, call in enumerate(calls):
-            index, wait_s, *levels = reply[at * each : (at + 1) * each]
-            refuses = plan.lines[int(index) - 1] if index != b"0" else None
-            answer = Answer(plan.lines, [float(level) for level in levels], refuses, float(wait_s))
+            answer = answer_of(plan.lines, reply[at * each : (at + 1) * each])
             self._tell(plan, call, answer, call.costs)
         self._local.saw(answer, plan.tenant.id, self._clock())
 
@@ -280,6 +256,9 @@ class Quota:
             for line, cost in zip(plan.lines, costs, strict=True):
                 self._debts.owe(line, cost, now)
         return answer, costs
+
+    def _return(self, line: Line, rest: float) -> None:
+        self._debts.owe(line, -rest, self._clock())
 
     def _note(self, error: StoreAway) -> None:
         if isinstance(error, StoreError) and not self._refused:
