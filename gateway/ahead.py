@@ -10,23 +10,21 @@ Why: a call of the store for each request costs the two processes more than rout
 - Blocks are for who is busy and far from every limit: at most SHARE of each, and only while FAR of
   it is left. Nearer, every request asks the store, so a refusal and its wait are as exact as ever.
   The rests in other gateways' hands can make a refusal come early by SHARE of the limit each, and
-  for LIFE_S at most.
+  for LIFE_S at most. Concurrency has leases by name, so who has such a limit asks each time.
 - A rest that is not spent in LIFE_S goes back; that of a gateway which was killed has refilled
-  after 60 s * SHARE.
+  after 60 s * SHARE, or is lost to its day's or month's budget.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from gateway.limits import Answer, Line, answer_of
+from gateway.limits import Answer, Line, Plan, answer_of
 from gateway.store.redis import Store, StoreAway, Word
-from gateway.tenants import Limits, Tenant, bucket_key
 from shared.clock import Clock
 from shared.ids import TenantId
 
@@ -38,76 +36,89 @@ MOST: Final = 256
 _BUSY: Final = 4  # requests in LIFE_S
 _ROOM: Final = 1.25  # requests differ: tokens of a block over those of as many average ones
 _UNLIMITED: Final = Answer((), ())
+_BLOCK: Final = "block"  # in place of a request's id
 
-Saw = Callable[[Tenant, Answer, float], None]
-GiveBack = Callable[[Tenant, Line], None]
+Saw = Callable[[Answer, TenantId, float], None]
+GiveBack = Callable[[Line, float], None]
 
 
 @dataclass(slots=True)
 class _Block:
-    """What one tenant has ahead. First in, first out: the rest of one block is spent before the
+    """What one plan has ahead. First in, first out: the rest of one block is spent before the
     next, which is asked for when half is spent."""
 
-    tenant: Tenant
+    plan: Plan
     since: float  # the last block came; before any came: its requests are counted
+    each: list[float]  # what a request costs, lately; a line each
+    held: list[float]
     seen: int = 0  # requests that had to ask the store since then
-    each: float = 1.0  # tokens a request costs, lately
     size: int = LEAST  # requests of the next block
     asked: bool = False  # for one that has not come
     requests: int = 0
-    tokens: float = 0.0
     levels: Sequence[float] = field(default_factory=tuple)  # in the store, beside what we hold
 
 
 class Ahead:
     def __init__(self, store: Store, *, saw: Saw, give_back: GiveBack, clock: Clock) -> None:
-        """`saw` is told the store's answers; `give_back` takes a rest (its costs are negative)."""
+        """`saw` is told the store's answers; `give_back` takes a rest of a limit."""
         self._store = store
         self._saw = saw
         self._give_back = give_back
         self._clock = clock
-        self._blocks: dict[TenantId, _Block] = {}
+        self._blocks: dict[Plan, _Block] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def take(self, tenant: Tenant, tokens: int) -> Answer | None:
-        """One request of so many tokens, or None: the store has to be asked."""
-        limits = tenant.limits
-        block = self._blocks.get(tenant.id)
+    def take(self, plan: Plan, costs: Sequence[int]) -> Answer | None:
+        """One request at these costs, or None: the store has to be asked."""
+        if not plan.lines:
+            return _UNLIMITED
+        block = self._blocks.get(plan)
         if block is None or not block.requests:
-            free = limits.requests_per_min is None and limits.tokens_per_min is None
-            return _UNLIMITED if free else None
-        if limits.tokens_per_min is not None and tokens > limits.tokens_per_min:
-            tokens = limits.tokens_per_min
-        age_s = self._clock() - block.since
-        if tokens > block.tokens or age_s > LIFE_S or limits != block.tenant.limits:
             return None
+        age_s, held, each = self._clock() - block.since, block.held, block.each
+        if age_s > LIFE_S:
+            return None
+        for at, cost in enumerate(costs):
+            if cost > held[at]:
+                return None
         block.requests -= 1
-        block.tokens -= tokens
-        block.each += (tokens - block.each) / 8
-        if not block.asked and (2 * block.requests < block.size or block.tokens < 4 * block.each):
+        low = 2 * block.requests < block.size
+        for at, cost in enumerate(costs):
+            held[at] -= cost
+            each[at] += (cost - each[at]) / 8
+            low = low or held[at] < 4 * each[at]
+        if low and not block.asked:
             if age_s < LIFE_S / 2:
                 block.size = min(2 * block.size, MOST)
             self._want(block)
-        return _answer(block, limits, tokens)
+        # as the store would say it: what it has left and what we hold is the tenant's
+        return Answer(
+            plan.lines, [level + ours for level, ours in zip(block.levels, held, strict=True)]
+        )
 
-    def put_back(self, tenant: Tenant, answer: Answer) -> None:
+    def put_back(self, plan: Plan, costs: Sequence[int]) -> None:
         """What `take` gave was not needed after all."""
-        block = self._blocks.get(tenant.id)
-        if block is not None and answer.lines:
+        block = self._blocks.get(plan)
+        if block is not None:
             block.requests += 1
-            block.tokens += _tokens(answer.lines)
+            for at, cost in enumerate(costs):
+                block.held[at] += cost
+        else:
+            for line, cost in zip(plan.lines, costs, strict=True):
+                self._give_back(line, cost)
 
-    def saw(self, tenant: Tenant, answer: Answer) -> None:
+    def saw(self, plan: Plan, answer: Answer, costs: Sequence[int]) -> None:
         """The store has granted one request by itself."""
-        now = self._clock()
-        block = self._blocks.get(tenant.id)
-        if block is None or block.tenant.limits != tenant.limits:
-            self._drop(block)
-            block = self._blocks[tenant.id] = _Block(tenant, now)
+        if not plan.lines or plan.leased:
+            return
+        block = self._blocks.get(plan)
+        if block is None:
+            block = _Block(plan, self._clock(), [0.0] * len(costs), [0.0] * len(costs))
+            self._blocks[plan] = block
             if self._timer is None:
                 self._timer = asyncio.get_running_loop().call_later(LIFE_S, self.expire)
         block.seen += 1
-        block.each = max(block.each, _tokens(answer.lines))
+        block.each = [max(pair) for pair in zip(block.each, costs, strict=True)]
         if block.seen >= _BUSY and not block.asked and _far(answer):
             self._want(block)
 
@@ -128,80 +139,51 @@ class Ahead:
             self._timer.cancel()
 
     def _want(self, block: _Block) -> None:
-        lines = _cost(block.tenant.limits, block.size, block.each)
-        if not lines:
+        """None, when SHARE of a limit is too little for LEAST requests."""
+        plan, size, costs = block.plan, block.size, list[int]()
+        for line, each in zip(plan.lines, block.each, strict=True):
+            most = int(line.limit * SHARE)
+            if line.name == "requests":
+                size = min(size, most)
+            elif most < LEAST * each:
+                return
+            costs.append(min(most, int(block.size * each * _ROOM)))
+        if size < LEAST:
             return
+        costs = [
+            size if line.name == "requests" else cost
+            for line, cost in zip(plan.lines, costs, strict=True)
+        ]
         block.asked = True
-        words: list[Word] = [""]
-        for line in lines:
-            words += (line.name, line.limit, line.cost)
-        came = partial(self._came, block.tenant, lines)
-        self._store.ask("reserve", [bucket_key(block.tenant.id)], words, came)
+        words: list[Word] = [*plan.words, _BLOCK, *costs]
+        self._store.ask("reserve", plan.keys, words, partial(self._came, plan, size, costs))
 
-    def _came(self, tenant: Tenant, lines: Sequence[Line], reply: list[bytes] | StoreAway) -> None:
-        block = self._blocks.get(tenant.id)
-        if block is not None and block.tenant is tenant:
+    def _came(
+        self, plan: Plan, size: int, costs: Sequence[int], reply: list[bytes] | StoreAway
+    ) -> None:
+        block = self._blocks.get(plan)
+        if block is not None:
             block.asked, block.seen = False, 0
         if isinstance(reply, StoreAway):
             return
-        answer = answer_of(lines, reply)
-        self._saw(tenant, answer, self._clock())
+        answer = answer_of(plan.lines, reply)
+        self._saw(answer, plan.tenant.id, self._clock())
         if answer.refuses is not None:
             return
-        if block is None or block.tenant is not tenant or not _far(answer):
-            for line in answer.lines:
-                self._give_back(tenant, line)
+        if block is None or not _far(answer):
+            for line, cost in zip(plan.lines, costs, strict=True):
+                self._give_back(line, cost)
             return
-        first, last = answer.lines[0], answer.lines[-1]
-        block.requests += first.cost if first.name == "requests" else block.size
-        block.tokens = block.tokens + last.cost if last.name == "tokens" else math.inf
+        block.requests += size
+        block.held = [sum(pair) for pair in zip(block.held, costs, strict=True)]
         block.levels, block.since = answer.levels, self._clock()
 
-    def _drop(self, block: _Block | None) -> None:
-        if block is None:
-            return
-        del self._blocks[block.tenant.id]
-        for line in _lines(block.tenant.limits, block.requests, block.tokens):
-            self._give_back(block.tenant, line)
-
-
-def _cost(limits: Limits, requests: int, each: float) -> Sequence[Line]:
-    """Of a block for about so many requests; none, when SHARE of a limit is too little for one."""
-    tokens = requests * each * _ROOM
-    if limits.requests_per_min is not None:
-        requests = min(requests, int(limits.requests_per_min * SHARE))
-    if limits.tokens_per_min is not None:
-        tokens = min(tokens, int(limits.tokens_per_min * SHARE))
-    return _lines(limits, requests, tokens) if requests >= LEAST and tokens >= LEAST * each else ()
-
-
-def _lines(limits: Limits, requests: int, tokens: float) -> list[Line]:
-    lines = []
-    if limits.requests_per_min is not None:
-        lines.append(Line("requests", limits.requests_per_min, requests))
-    if limits.tokens_per_min is not None:
-        lines.append(Line("tokens", limits.tokens_per_min, int(tokens)))
-    return lines
-
-
-def _answer(block: _Block, limits: Limits, tokens: int) -> Answer:
-    """As the store would say it: what it has left and what we hold is the tenant's."""
-    if limits.tokens_per_min is None:
-        assert limits.requests_per_min is not None
-        lines = (Line("requests", limits.requests_per_min, 1),)
-        return Answer(lines, (block.levels[0] + block.requests,))
-    used = Line("tokens", limits.tokens_per_min, tokens)
-    if limits.requests_per_min is None:
-        return Answer((used,), (block.levels[0] + block.tokens,))
-    one = Line("requests", limits.requests_per_min, 1)
-    levels = (block.levels[0] + block.requests, block.levels[1] + block.tokens)
-    return Answer((one, used), levels)
+    def _drop(self, block: _Block) -> None:
+        del self._blocks[block.plan]
+        for line, rest in zip(block.plan.lines, block.held, strict=True):
+            self._give_back(line, rest)
 
 
 def _far(answer: Answer) -> bool:
     levels = zip(answer.lines, answer.levels, strict=True)
     return all(level >= FAR * line.limit for line, level in levels)
-
-
-def _tokens(lines: Sequence[Line]) -> int:
-    return lines[-1].cost if lines[-1].name == "tokens" else 0

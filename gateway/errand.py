@@ -16,15 +16,19 @@ from gateway.core.dispatcher import Arrival, Conduct, Placement
 from gateway.ledger import Ledger, Outcome, Record
 from gateway.metrics import Metrics
 from gateway.names import Target
+from gateway.prices import Price
 from gateway.quota import Granted, Quota
 from gateway.relay import Relay
 from gateway.reply import Reply
 from gateway.tenants import Tenant
 from shared.clock import Clock, monotonic, wall
-from shared.ids import ReplicaId, RequestId
+from shared.ids import ReplicaId, RequestId, TenantId
 from shared.messages import Usage
 
 _NOTHING: Final = Usage()
+
+Prices = Callable[[TenantId, str], Price]
+"""Of a tenant's requests for a model, now."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,6 +46,7 @@ class Errand:
     conduct: Conduct | None = None  # how that replica behaved
     outcome: Outcome = "failed"
     replica: ReplicaId | None = None
+    boot: str = ""
     digest: str = ""
     queue_s: float = 0.0
     first_token_s: float | None = None
@@ -64,8 +69,9 @@ class Errand:
 
     def placed(self, placement: Placement) -> None:
         self.placement = placement
-        choice, self.queue_s = placement
+        choice = placement.choice
         self.replica, self.digest = choice.replica, choice.digest
+        self.boot, self.queue_s = placement.boot, placement.queue_s
 
     def count(self, relay: Relay) -> None:
         """By the replica's own count, else by the events that passed."""
@@ -93,9 +99,16 @@ class Settlement:
     """What every errand ends in: quota, metrics and the bill."""
 
     def __init__(
-        self, *, quota: Quota, ledger: Ledger, metrics: Metrics, clock: Clock = monotonic
+        self,
+        *,
+        quota: Quota,
+        prices: Prices,
+        ledger: Ledger,
+        metrics: Metrics,
+        clock: Clock = monotonic,
     ) -> None:
         self._quota = quota
+        self._prices = prices
         self._ledger = ledger
         self._metrics = metrics
         self._clock = clock
@@ -112,11 +125,18 @@ class Settlement:
 
     def _record(self, errand: Errand) -> Record:
         usage, total_s = errand.usage, self._clock() - errand.arrived_at
+        tenant, name = errand.tenant.id, errand.target.name
+        spend = self._prices(tenant, name).of(usage)
         if errand.granted is not None:
-            self._quota.settle(errand.granted.reservation, usage.total_tokens)
+            self._quota.settle(
+                errand.granted.reservation,
+                usage.total_tokens,
+                output_tokens=usage.completion_tokens,
+                spend=spend,
+            )
         self._metrics.ended(
-            errand.tenant.id,
-            errand.target.name,
+            tenant,
+            name,
             errand.outcome,
             usage=usage,
             queue_s=errand.queue_s,
@@ -125,8 +145,8 @@ class Settlement:
         )
         return Record(
             errand.request,
-            errand.tenant.id,
-            errand.target.name,
+            tenant,
+            name,
             errand.digest,
             errand.replica or "",
             usage.prompt_tokens,
@@ -138,4 +158,6 @@ class Settlement:
             errand.outcome,
             errand.estimated,
             wall(),
+            spend,
+            errand.boot,
         )

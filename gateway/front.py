@@ -67,8 +67,6 @@ class Call(Protocol):
 
 
 class Begun(Protocol):
-    """A completion that is under way."""
-
     def cancel(self) -> Any: ...
 
 

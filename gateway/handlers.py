@@ -20,22 +20,18 @@ from typing import Any, Final
 from aiohttp import web
 
 from gateway import ask as asks
-from gateway.auth import authenticate, header_of
+from gateway.auth import Door, header_of
 from gateway.body import read_body
 from gateway.config import GatewayConfig, ListenConfig
-from gateway.core.dispatcher import RejectReason
 from gateway.errand import Errand, Settlement
 from gateway.errors import (
     GatewayError,
     InsufficientQuota,
     Internal,
     KeyReused,
-    ModelNotFound,
     NoReplica,
-    QueueFull,
     QuotaExceeded,
     ShuttingDown,
-    WaitExpired,
 )
 from gateway.failures import AttemptFailed
 from gateway.forward import FIRST_COMMENT_S, Forwarder
@@ -50,6 +46,7 @@ from gateway.passage import CLIENT_REQUEST_ID, ShortWay
 from gateway.passing import passed_on
 from gateway.pump import Lease, Pump, Refused
 from gateway.quota import Denied, Granted, Quota
+from gateway.refusals import RETRY_S, not_placed, over_quota
 from gateway.registry import Registry
 from gateway.rename import renamed
 from gateway.reply import Reply
@@ -58,13 +55,13 @@ from gateway.tenants import Tenant
 from shared import logs
 from shared.clock import Clock, monotonic
 from shared.ids import RequestId
+from shared.messages import Usage
 from shared.wire import REQUEST_ID
 
 _log = logging.getLogger(__name__)
 
 _IDEMPOTENCY_KEY: Final = IDEMPOTENCY_KEY.lower()
 _CLIENT_ID_MAX: Final = 512  # into the log, so that both names can be found there
-_RETRY_S: Final = 1.0  # for what usually passes in a moment
 
 
 class Handlers:
@@ -73,6 +70,7 @@ class Handlers:
         *,
         config: GatewayConfig,
         registry: Registry,
+        door: Door,
         quota: Quota,
         ledger: Ledger,
         pump: Pump,
@@ -83,6 +81,7 @@ class Handlers:
     ) -> None:
         self._config = config
         self._registry = registry
+        self._door = door
         self._quota = quota
         self._pump = pump
         self._dispatcher = pump.dispatcher
@@ -90,13 +89,16 @@ class Handlers:
         self._idempotency = idempotency
         self._metrics = metrics
         self._clock = clock
-        self._settlement = Settlement(quota=quota, ledger=ledger, metrics=metrics, clock=clock)
+        self._settlement = Settlement(
+            quota=quota, prices=registry.price, ledger=ledger, metrics=metrics, clock=clock
+        )
         self._prefix = f"req_{token_hex(8)}"  # of this process, then a number
         self._count = 0
         self.running: Final = Running()
         self.short: Final = ShortWay(
-            registry=registry,
+            door=door,
             quota=quota,
+            prices=registry.price,
             pump=pump,
             forwarder=forwarder,
             settlement=self._settlement,
@@ -157,7 +159,7 @@ class Handlers:
             raise ShuttingDown()
         if theirs := call.header(CLIENT_REQUEST_ID):
             _log.info("request named", extra={"client_request_id": theirs[:_CLIENT_ID_MAX]})
-        tenant = authenticate(call.header, self._registry)
+        tenant = self._door.admit(call.header, reply.peer)
         errand = self._understood(tenant, call, await call.read(), reply, request)
         target, stream = errand.target, errand.ask.stream
         if target.name != errand.ask.model:
@@ -207,7 +209,7 @@ class Handlers:
                     lease.settle(usage.prompt_tokens, usage.completion_tokens)
         except Refused as refused:
             errand.outcome = "refused"
-            raise _refusal(refused.why, errand.ask.model) from None
+            raise not_placed(refused.why, errand.ask.model) from None
         except asyncio.CancelledError:
             if not errand.reply.ended:
                 errand.outcome = "failed" if self.running.ending else "cut"
@@ -224,24 +226,30 @@ class Handlers:
         arrived_at = self._clock()
         ask = asks.parse(body, default_max_tokens=self._config.forward.default_max_tokens)
         if not self._dispatcher.bases():
-            raise NoReplica("No replica has reported yet; retry soon.", retry_after_s=_RETRY_S)
-        target = resolve(ask.model, self._dispatcher, partial(self._registry.may_use, tenant))
+            raise NoReplica("No replica has reported yet; retry soon.", retry_after_s=RETRY_S)
+        target = resolve(
+            ask.model,
+            self._dispatcher,
+            partial(self._registry.may_use, tenant),
+            current=self._registry.current,
+        )
         reply.held = True
         return Errand(request, tenant, ask, target, reply, arrived_at, call.path, call.passed)
 
     async def _admit(self, errand: Errand) -> Granted:
-        ask = errand.ask
+        likely = Usage(errand.ask.input_tokens, errand.ask.output_tokens)
+        name = errand.target.name
         answer = await self._quota.reserve(
-            errand.tenant, errand.request, ask.input_tokens + ask.output_tokens
+            errand.tenant,
+            errand.request,
+            likely.total_tokens,
+            output_tokens=likely.completion_tokens,
+            spend=self._registry.price(errand.tenant.id, name).of(likely),
+            model=name,
         )
         errand.reply.lines = answer.headers
         if isinstance(answer, Denied):
-            if answer.never:
-                raise InsufficientQuota(f"Your limit of {answer.limit} per minute admits nothing.")
-            raise QuotaExceeded(
-                f"Rate limit reached for {answer.limit} per minute; retry after the wait.",
-                retry_after_s=answer.retry_after_s,
-            )
+            raise over_quota(answer)
         return answer
 
     def _tell(self, reply: Reply, error: GatewayError) -> None:
@@ -259,18 +267,3 @@ class _Request:
 
     async def read(self) -> bytes:
         return await read_body(self._request, self._limits)
-
-
-def _refusal(why: RejectReason, model: str) -> GatewayError:
-    match why:
-        case RejectReason.QUEUE_FULL:
-            return QueueFull(
-                "Too many of your requests are waiting; let some finish first.",
-                retry_after_s=_RETRY_S,
-            )
-        case RejectReason.UNKNOWN_MODEL:
-            return ModelNotFound(model)
-        case RejectReason.EXPIRED:
-            return WaitExpired("The request waited too long for a replica.", retry_after_s=_RETRY_S)
-        case RejectReason.NO_REPLICA:
-            return NoReplica("No replica can serve this model now.", retry_after_s=_RETRY_S)

@@ -17,23 +17,24 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from gateway.auth import authenticate
+from gateway.auth import Door
 from gateway.connection import Connection
 from gateway.core.dispatcher import Arrival, Placement
-from gateway.errand import Errand, Settlement
+from gateway.errand import Errand, Prices, Settlement
 from gateway.errors import GatewayError, ShuttingDown
 from gateway.exchange import UpstreamError
 from gateway.forward import Forwarder
 from gateway.front import Call, Plain
 from gateway.idempotency import HEADER as IDEMPOTENCY_KEY
+from gateway.names import is_version
 from gateway.pump import Lease, Pump
 from gateway.quota import Quota
-from gateway.registry import Registry
 from gateway.relay import Relay
 from gateway.reply import Reply
 from gateway.running import Running
 from gateway.tenants import Tenant
 from shared.ids import RequestId
+from shared.messages import Usage
 from shared.wire import REQUEST_ID
 
 CLIENT_REQUEST_ID: Final = "x-client-request-id"
@@ -47,8 +48,9 @@ class ShortWay:
     def __init__(
         self,
         *,
-        registry: Registry,
+        door: Door,
         quota: Quota,
+        prices: Prices,
         pump: Pump,
         forwarder: Forwarder,
         settlement: Settlement,
@@ -59,8 +61,9 @@ class ShortWay:
         gone_on: GoneOn,
         tell: Callable[[Reply, GatewayError], None],
     ) -> None:
-        self.registry = registry
+        self.door = door
         self.quota = quota
+        self.prices = prices
         self.pump = pump
         self.forwarder = forwarder
         self.settlement = settlement
@@ -78,20 +81,28 @@ class ShortWay:
             return None
         request = self.named()
         try:
-            tenant = authenticate(header, self.registry)
+            tenant = self.door.admit(header, reply.peer)
             errand = self.understood(tenant, call, call.body, reply, request)
         except Exception:  # it comes again on the long way, and is told there
             return None
-        ask = errand.ask
-        if errand.target.name != ask.model:
+        ask, name = errand.ask, errand.target.name
+        if name != ask.model:
             return None
-        granted = self.quota.take(tenant, request, ask.input_tokens + ask.output_tokens)
+        likely = Usage(ask.input_tokens, ask.output_tokens)
+        granted = self.quota.take(
+            tenant,
+            request,
+            likely.total_tokens,
+            output_tokens=ask.output_tokens,
+            spend=self.prices(tenant.id, name).of(likely),
+            model=name,
+        )
         if granted is None:
             return None
         arrival = errand.arrival
         placement = self.pump.place(arrival)
         if placement is None:
-            self.quota.put_back(tenant, granted)
+            self.quota.put_back(granted)
             return None
         errand.granted = granted
         reply.headers[REQUEST_ID] = request
@@ -100,7 +111,7 @@ class ShortWay:
             reply.keep_awake(self.keepalive_s)
         passage = Passage(self, errand, arrival, over)
         self.running.add(passage)
-        passage.send(placement)
+        passage.begin(placement)
         return passage
 
 
@@ -120,7 +131,11 @@ class Passage:
         self._connection: Connection | None = None
         self._task: asyncio.Task[None] | None = None
 
-    def send(self, placement: Placement) -> None:
+    def begin(self, placement: Placement) -> None:
+        version = self._errand.target.version
+        if version and not is_version(placement.digest, version):
+            self._errand.placed(placement)
+            return self._go_on(None)
         forwarder = self._way.forwarder
         forwarder.saw()
         upstream, request, self._relay, limits = forwarder.begin(
@@ -183,7 +198,7 @@ class Passage:
         """As a task, at the same place: with a new connection, or after this failure."""
         way, errand = self._way, self._errand
         assert errand.placement is not None
-        lease = way.pump.held(self._arrival, errand.placement)
+        lease = way.pump.held(self._arrival, errand.placement, errand.target.version)
         # Not `spawn`: the reference is here, and `gone_on` tells of every crash itself.
         loop = asyncio.get_running_loop()
         self._task = loop.create_task(way.gone_on(errand, lease, error))

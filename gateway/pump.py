@@ -175,9 +175,9 @@ class Pump:
         self._observe(dispatch)
         return dispatch.placement
 
-    def held(self, arrival: Arrival, placement: Placement) -> Lease:
+    def held(self, arrival: Arrival, placement: Placement, version: str) -> Lease:
         """Of what `place` gave; enter it."""
-        lease = Lease(self, arrival, "", _unheard)
+        lease = Lease(self, arrival, version, _unheard)
         lease.decided(Dispatch(arrival.request, placement))
         return lease
 

@@ -153,6 +153,11 @@ class Reply:
         """Another request may follow on the connection."""
         return self.keep_alive and self.ended
 
+    def peer(self) -> str:
+        """The address that the connection comes from."""
+        name = self._transport.get_extra_info("peername")
+        return str(name[0]) if isinstance(name, tuple) else ""
+
     def half_closed(self) -> bool:
         """The client sends no more; False: take it for gone. Whether it is, only a write tells,
         which is answered by a reset then: so what means nothing is written now and each second."""
