@@ -250,7 +250,9 @@ class Dispatcher(Membership):
         arrival, request = ticket.arrival, ticket.arrival.request
         self._fleet.begin(request, choice.replica, arrival.adapter, now, streams=arrival.streams)
         self._in_flight[request] = ticket
-        return Dispatch(request, Placement(choice, now - ticket.arrived_at))
+        said = self._fleet.replicas[choice.replica].said
+        boot = "" if said is None else said.boot
+        return Dispatch(request, Placement(choice, now - ticket.arrived_at, boot))
 
     def _hopeless(self, adapter: AdapterId | None) -> RejectReason:
         """While a replica has yet to say what it serves, no adapter is unknown."""
