@@ -30,7 +30,7 @@ from gateway.admin_call import (
     switched_off,
 )
 from gateway.admin_rows import adapter_row, chosen, key_row, replica_row
-from gateway.core.dispatcher import Dispatcher, ReplicaView
+from gateway.core.dispatcher import Base, Dispatcher, ReplicaView
 from gateway.errors import ModelNotFound
 from gateway.ledger import Ledger
 from gateway.limits import LimitState
@@ -183,7 +183,7 @@ class _Admin:
         )
 
     async def drain(self, request: web.Request) -> web.StreamResponse:
-        return self._turned(request, self._dispatcher.drain)
+        return self._turned(request, self._dispatcher.leave)
 
     async def resume(self, request: web.Request) -> web.StreamResponse:
         return self._turned(request, self._dispatcher.resume)
@@ -215,12 +215,15 @@ class _Admin:
         if not (self._dispatcher.knows(model) and self._registry.may_use(tenant, model)):
             raise ModelNotFound(model)
         base = model in self._dispatcher.bases()
-        terms = self._dispatcher.explain(None if base else AdapterId(model), self._clock())
+        terms = self._dispatcher.explain(
+            Base(model) if base else AdapterId(model), self._clock()
+        )
         return answer(
             {
                 "tenant": tenant.id,
                 "model": model,
                 "chosen": chosen(terms, base=base),
+                "owners": self._dispatcher.owners(AdapterId(model)),
                 "candidates": [
                     {**asdict(one), "expected_s": one.expected_s, "refused": one.refused}
                     for one in terms

@@ -176,6 +176,7 @@ class Handlers:
                 input_tokens=ask.input_tokens,
                 output_tokens=ask.output_tokens,
                 streams=ask.stream,
+                base="" if target.adapter is not None else target.name,
             )
             async with self._pump.lease(arrival, version=target.version) as lease:
                 try:

@@ -60,6 +60,13 @@ class ReplicaReport:
     heartbeat_s: float  # the longest silence between two reports
     draining: bool = False
     adapters: tuple[AdapterState, ...] = ()
+    max_rank: int = 0  # adapters of a higher rank are refused; 0: it does not say
+    merged: AdapterId | None = None  # folded into the base's weights: it serves this one only
+    host_max: int = 0  # adapters that fit in host memory; 0: not counted
+    host_bytes: int = 0  # bytes of adapters that fit in host memory; 0: not counted
+    copy_bytes_per_s: float = 0.0  # measured, host memory to a slot; 0: not yet
+    read_bytes_per_s: float = 0.0  # measured, disk to host memory; 0: not yet
+    store: str = ""  # all that this store lists and `adapters` does not name is on disk here
 
 
 @dataclass(frozen=True, slots=True)

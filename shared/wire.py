@@ -61,6 +61,13 @@ def decode_report(line: bytes) -> ReplicaReport:
             heartbeat_s=float(raw["heartbeat_s"]),
             draining=bool(raw.get("draining", False)),
             adapters=tuple(_adapter(item) for item in raw.get("adapters", ())),
+            max_rank=int(raw.get("max_rank", 0)),
+            merged=None if raw.get("merged") is None else AdapterId(_str(raw, "merged")),
+            host_max=int(raw.get("host_max", 0)),
+            host_bytes=int(raw.get("host_bytes", 0)),
+            copy_bytes_per_s=float(raw.get("copy_bytes_per_s", 0)),
+            read_bytes_per_s=float(raw.get("read_bytes_per_s", 0)),
+            store=_str(raw, "store") if "store" in raw else "",
         )
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise WireError(f"not a replica report: {error!r}") from error

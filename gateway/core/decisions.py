@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from gateway.core.fleet import Replica, ReplicaState
 from gateway.core.router import CandidateTerms, Choice, Kind
+from gateway.core.terms import Base, Model
 from shared.ids import AdapterId, ReplicaId, RequestId, TenantId
 from shared.messages import AdapterState, AdapterStatus, Tier
 
@@ -30,6 +31,14 @@ class Arrival(NamedTuple):
     output_tokens: int
     queue_max: int | None = None  # this tenant's own bound; None: per_tenant_max
     streams: bool = False  # its first token is told, and how long that took compared
+    base: str = ""  # of a request without adapter: the base it names; "": whichever
+
+    @property
+    def model(self) -> Model:
+        """What decides where it may go."""
+        if self.adapter is not None:
+            return self.adapter
+        return Base(self.base) if self.base else None
 
 
 class Placement(NamedTuple):
