@@ -63,6 +63,8 @@ _add(
     "loraplex replica --base ./base --adapters ./adapters --port 9000",
     **_passed_on,
 )
+_add(app, "trace", serve.trace, "loraplex trace generate --adapters 500", **_passed_on)
+_add(app, "lesson", serve.lesson, "loraplex lesson cache", **_passed_on)
 
 _tenants = _noun("tenant", "Tenants, their limits and their keys.", "loraplex tenant list")
 _add(_tenants, "list", tenant.list_all, "loraplex tenant list --json")
