@@ -215,9 +215,7 @@ class _Admin:
         if not (self._dispatcher.knows(model) and self._registry.may_use(tenant, model)):
             raise ModelNotFound(model)
         base = model in self._dispatcher.bases()
-        terms = self._dispatcher.explain(
-            Base(model) if base else AdapterId(model), self._clock()
-        )
+        terms = self._dispatcher.explain(Base(model) if base else AdapterId(model), self._clock())
         return answer(
             {
                 "tenant": tenant.id,

@@ -139,7 +139,7 @@ class PlacementConfig(Settings):
     handover_s: float = Field(30, ge=0)
     """A replica that is drained serves until others have its adapters, but no longer than this."""
     schedule: tuple[ScheduledAdapters, ...] = ()
-    """Adapters that are known to be wanted at some time of day, as {adapters, start, end, rate_per_s}."""
+    """Adapters known to be wanted at some time of day, as {adapters, start, end, rate_per_s}."""
 
 
 class QueueConfig(Settings):

@@ -103,6 +103,7 @@ class ReplicaView:
     capacity: int
     limit: int  # places now: fewer than its capacity in slow start, none beside a trial
     slow_start: float  # share of its places that it has; 1.0: it is wholly in
+    leaving: bool  # it is drained as soon as others have what it has
     ejected_until: float | None  # on the dispatcher's clock
     ejected_for: str  # "failures" or "slow", of its last ejection
     slots: int
@@ -133,6 +134,7 @@ class ReplicaView:
             capacity=mine.capacity,
             limit=mine.limit,
             slow_start=mine.share,
+            leaving=mine.leaving_by is not None,
             ejected_until=mine.breaker.until,
             ejected_for=mine.breaker.why,
             slots=mine.slots,

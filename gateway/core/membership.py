@@ -65,6 +65,7 @@ class Membership(Outlook):
         elif mine is not None and mine.leaving_by is None and not mine.drained:
             mine.leaving_by = now + self._handover_s
             self._stir(now)
+            self._let_leave(now)
 
     def drain(self, replica: ReplicaId, now: float) -> None:
         """Nothing new is sent there."""

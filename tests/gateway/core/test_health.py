@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from gateway.core.breaker import HealthRules
 from gateway.core.fleet import Conduct, Fleet, ReplicaState
-from gateway.core.silence import LOOK_S
 from gateway.core.health import Standing
+from gateway.core.silence import LOOK_S
 from shared.ids import ReplicaId, RequestId
 from shared.messages import ReplicaReport
 
