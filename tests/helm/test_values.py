@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.config import ForwardConfig, HealthConfig, QueueConfig, RouterConfig
+from gateway.config import ForwardConfig, HealthConfig, PlacementConfig, QueueConfig, RouterConfig
 from replica.config import ReplicaConfig
 
 ROOT = Path(__file__).parents[2]
@@ -42,6 +42,7 @@ def test_the_schema_knows_exactly_the_settings_of_the_code() -> None:
     sections = schema["gateway"]["properties"]["config"]["properties"]
     for name, kind in {
         "router": RouterConfig,
+        "placement": PlacementConfig,
         "queue": QueueConfig,
         "forward": ForwardConfig,
         "health": HealthConfig,
