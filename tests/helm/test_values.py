@@ -38,7 +38,8 @@ def test_wrong_values_are_refused_by_name(helm: Any, values: dict[str, Any], say
 
 
 def test_the_schema_knows_exactly_the_settings_of_the_code() -> None:
-    schema = json.loads((ROOT / "helm/values.schema.json").read_text())["properties"]
+    whole = json.loads((ROOT / "helm/values.schema.json").read_text())
+    schema, pool = whole["properties"], whole["definitions"]["pool"]
     sections = schema["gateway"]["properties"]["config"]["properties"]
     for name, kind in {
         "router": RouterConfig,
@@ -49,7 +50,7 @@ def test_the_schema_knows_exactly_the_settings_of_the_code() -> None:
     }.items():
         assert sections[name]["properties"].keys() == kind.model_fields.keys(), name
     owned = {"base", "adapters", "name", "host", "port", "fleet_token"}
-    replica = schema["replica"]["properties"]["config"]["properties"]
+    replica = pool["properties"]["config"]["properties"]
     assert replica.keys() == ReplicaConfig.model_fields.keys() - owned
 
 
@@ -60,7 +61,9 @@ def test_the_values_file_shows_every_key_of_the_schema() -> None:
     def missing(shown: Any, rule: dict[str, Any], at: str) -> list[str]:
         if at.endswith(".config"):
             return []  # the code's own examples show these
-        rule = schema["definitions"][rule["$ref"].split("/")[-1]] if "$ref" in rule else rule
+        for link in (rule, *rule.get("allOf", ())):
+            if "$ref" in link:
+                rule = schema["definitions"][link["$ref"].split("/")[-1]]
         lost = []
         for key, inner in rule.get("properties", {}).items():
             here = f"{at}.{key}"
