@@ -59,6 +59,7 @@ class ReplicaReport:
     max_model_len: int
     heartbeat_s: float  # the longest silence between two reports
     draining: bool = False
+    merged: AdapterId | None = None  # folded into the base: it serves this adapter and nothing else
     adapters: tuple[AdapterState, ...] = ()
 
 

@@ -60,6 +60,7 @@ def decode_report(line: bytes) -> ReplicaReport:
             max_model_len=_int(raw, "max_model_len"),
             heartbeat_s=float(raw["heartbeat_s"]),
             draining=bool(raw.get("draining", False)),
+            merged=AdapterId(_str(raw, "merged")) if raw.get("merged") is not None else None,
             adapters=tuple(_adapter(item) for item in raw.get("adapters", ())),
         )
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:

@@ -46,7 +46,13 @@ class Live:
             tuple(output) if seq.grammar is not None or sampling.penalises else (),
             seq.prompt if sampling.repeats_prompt else (),
             seq.grammar,
+            seq.prompt[start + 1 : start + tokens + 1] if self._scores_prompt else (),
         )
+
+    @property
+    def _scores_prompt(self) -> bool:
+        """Once: what has drawn a token has told its prompt's scores."""
+        return self.seq.sampling.prompt_logprobs and not self.seq.output
 
     def take(self, token: int, eos_ids: frozenset[int]) -> Finish | None:
         """Append what was drawn; whether the sequence ends with it."""

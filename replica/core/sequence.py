@@ -45,6 +45,8 @@ class Sampling:
         None  # how many alternatives a token to report; None: none, not even its own
     )
 
+    prompt_logprobs: bool = False  # the same for the prompt's own tokens, but the first
+
     @property
     def penalises(self) -> bool:
         """Whether the draw depends on what was drawn before."""

@@ -33,6 +33,7 @@ class Row(NamedTuple):
     output: tuple[int, ...] = ()  # what was drawn, only where penalties or a grammar need it
     prompt: tuple[int, ...] = ()  # only where a repetition penalty needs it
     grammar: Grammar | None = None
+    targets: tuple[int, ...] = ()  # prompt tokens to score, from `start + 1` on; at most as many
 
     @property
     def end(self) -> int:

@@ -4,6 +4,9 @@ A layer keeps four matrices, one a group (`ModelConfig.groups`): q, k and v unde
 gate over up, down. Modules of one input then cost one matrix product, and one gathered shrink.
 Every tensor the forward pass needs must be there with the right shape, and every tensor of a layer
 must be one it needs: a bias or a scale that nobody adds is another model. Nothing is unpickled.
+
+A group's matrix may be changed on its way in, while it is still float32: an adapter is folded into
+it (`merged.py`), then it is quantised (`quantised.py`). One matrix is wide at a time.
 """
 
 from __future__ import annotations
@@ -19,7 +22,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from replica.engine.host_adapter import HostAdapter, LayerParts, LoraPart
+from replica.engine.merged import fold
 from replica.engine.model_config import BadBase, Group, ModelConfig
+from replica.engine.quantised import Fp8Matrix, Matrix, Quantization
 from replica.engine.tiny import tiny_adapter, tiny_model
 
 __all__ = [
@@ -42,7 +48,7 @@ _DERIVED: Final = ".rotary_emb.inv_freq"
 class LayerWeights:
     input_norm: Tensor  # [hidden]
     post_norm: Tensor  # [hidden]
-    groups: tuple[Tensor, ...]  # [sum of out, in], in the order of ModelConfig.groups
+    groups: tuple[Matrix, ...]  # [sum of out, in], in the order of ModelConfig.groups
     biases: tuple[Tensor | None, ...]  # [sum of out], likewise
     qk_norm: Tensor | None  # [heads + kv, d]: a row for each head of q, then of k
 
@@ -61,14 +67,29 @@ def torch_dtype(name: str) -> torch.dtype:
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
 
 
-def load_base(folder: Path, dtype: torch.dtype, device: str) -> BaseWeights:
-    """Read every weight of `folder` once, tensor by tensor; raises BadBase with the reason."""
+def load_base(
+    folder: Path,
+    dtype: torch.dtype,
+    device: str,
+    *,
+    merged: HostAdapter | None = None,
+    quantization: Quantization = Quantization.NONE,
+) -> BaseWeights:
+    """Read every weight of `folder` once, tensor by tensor; raises BadBase with the reason.
+
+    `merged` is folded in; it is best packed in float32, for it is rounded to `dtype` only then.
+    """
     config = ModelConfig.from_dir(folder)
     hidden, vocab = config.hidden_size, config.vocab_size
+    parts = (
+        [None] * config.num_layers if merged is None else merged.parts(merged.flat, config.groups)
+    )
     with ExitStack() as stack:
         reader = _Reader(folder, stack, dtype, device)
         embed = reader.read("model.embed_tokens.weight", vocab, hidden)
-        layers = tuple(_layer(reader, config, layer) for layer in range(config.num_layers))
+        layers = tuple(
+            _layer(reader, config, layer, own, quantization) for layer, own in enumerate(parts)
+        )
         norm = reader.read("model.norm.weight", hidden)
         tied = config.tie_word_embeddings and not reader.has("lm_head.weight")
         head = embed if tied else reader.read("lm_head.weight", vocab, hidden)
@@ -77,17 +98,38 @@ def load_base(folder: Path, dtype: torch.dtype, device: str) -> BaseWeights:
         return BaseWeights(config, embed, layers, norm, head)
 
 
-def _layer(reader: _Reader, config: ModelConfig, layer: int) -> LayerWeights:
+def _layer(
+    reader: _Reader,
+    config: ModelConfig,
+    layer: int,
+    merged: LayerParts | None,
+    quantization: Quantization,
+) -> LayerWeights:
     at = f"model.layers.{layer}"
+    folded = merged or (None,) * len(config.groups)
     weights = LayerWeights(
         input_norm=reader.read(f"{at}.input_layernorm.weight", config.hidden_size),
         post_norm=reader.read(f"{at}.post_attention_layernorm.weight", config.hidden_size),
-        groups=tuple(reader.fused(at, group) for group in config.groups),
+        groups=tuple(
+            _matrix(reader, at, group, part, quantization)
+            for group, part in zip(config.groups, folded, strict=True)
+        ),
         biases=tuple(reader.fused_bias(at, group) for group in config.groups),
         qk_norm=_qk_norm(reader, config, at) if config.qk_norm else None,
     )
     reader.refuse_unread(f"{at}.")
     return weights
+
+
+def _matrix(
+    reader: _Reader, at: str, group: Group, merged: LoraPart | None, quantization: Quantization
+) -> Matrix:
+    if merged is None and quantization is Quantization.NONE:
+        return reader.fused(at, group, reader.dtype)
+    W = reader.fused(at, group, torch.float32)
+    if merged is not None:
+        fold(W, merged, group)
+    return Fp8Matrix.of(W) if quantization is Quantization.FP8 else W.to(reader.dtype)
 
 
 def _qk_norm(reader: _Reader, config: ModelConfig, at: str) -> Tensor:
@@ -101,7 +143,7 @@ class _Reader:
 
     def __init__(self, folder: Path, stack: ExitStack, dtype: torch.dtype, device: str) -> None:
         self._folder = folder
-        self._dtype = dtype
+        self.dtype = dtype
         self._device = device
         self._files: dict[str, Any] = {}  # tensor name -> open file
         self._seen: set[str] = set()
@@ -117,12 +159,12 @@ class _Reader:
 
     def read(self, name: str, *shape: int) -> Tensor:
         # Copied even when nothing changes: what safetensors gives is a view of the file on disk.
-        return self._mapped(name, shape).to(device=self._device, dtype=self._dtype, copy=True)
+        return self._mapped(name, shape).to(device=self._device, dtype=self.dtype, copy=True)
 
-    def fused(self, at: str, group: Group) -> Tensor:
+    def fused(self, at: str, group: Group, dtype: torch.dtype) -> Tensor:
         """The group's matrices under one another: [sum of out, in]."""
         rows = sum(group.out_features)
-        W = torch.empty(rows, group.in_features, dtype=self._dtype, device=self._device)
+        W = torch.empty(rows, group.in_features, dtype=dtype, device=self._device)
         for module, (start, end) in zip(group.modules, group.columns, strict=True):
             W[start:end] = self._mapped(f"{at}.{module}.weight", (end - start, group.in_features))
         return W

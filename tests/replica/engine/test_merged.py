@@ -1,0 +1,109 @@
+"""An adapter folded into the base against the same adapter beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from engine_driver import Driver
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replica.core.step import BASE_SLOT
+from replica.engine.adapter_store import AdapterFolder
+from replica.engine.host_adapter import LoraPart
+from replica.engine.merged import fold
+from replica.engine.model_config import Group, ModelConfig
+from replica.engine.runner import Runner
+from replica.engine.tiny import tiny_adapter, tiny_model
+from shared.ids import AdapterId
+
+TOLERANCE = 1e-4
+"""Largest difference of a logit in float32, of logits up to about 10."""
+
+NAMES = {"qv": ("q_proj", "v_proj"), "all": ("q_proj", "k_proj", "o_proj", "up_proj", "down_proj")}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("merged")
+    model = tiny_model(root / "base", family="qwen2")
+    for seed, (name, targets) in enumerate(NAMES.items(), start=1):
+        tiny_adapter(root / "adapters" / name, model, seed=seed, r=5, targets=targets)
+    return root
+
+
+def _runner(home: Path, name: str, dtype: str, *, merged: bool) -> tuple[Runner, int]:
+    """A runner that serves the adapter one way or the other, and the slot to name."""
+    config = ModelConfig.from_dir(home / "base")
+    host = AdapterFolder(home / "adapters", 64, config).read(AdapterId(name))
+    runner = Runner(
+        base_dir=home / "base",
+        dtype=dtype,
+        slots=1,
+        max_rank=64,
+        pages=64,
+        page_tokens=4,
+        merged=host if merged else None,
+    )
+    if not merged:
+        runner.load(0, host)
+    return runner, BASE_SLOT if merged else 0
+
+
+def _logits(home: Path, name: str, dtype: str, *, merged: bool) -> torch.Tensor:
+    runner, slot = _runner(home, name, dtype, merged=merged)
+    driver = Driver(runner, pages=64, page_tokens=4)
+    driver.add("a", range(3, 33), slot)
+    return driver.logits()["a"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_merged_logits_are_those_of_the_adapter_beside_the_base(home: Path, name: str) -> None:
+    one, other = (_logits(home, name, "float32", merged=merged) for merged in (True, False))
+    assert (one - other).abs().max() < TOLERANCE
+    base = _runner(home, name, "float32", merged=False)[0]
+    driver = Driver(base, pages=64, page_tokens=4)
+    driver.add("a", range(3, 33))
+    assert (one - driver.logits()["a"]).abs().max() > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_merged_greedy_text_is_that_of_the_adapter_beside_the_base(home: Path, name: str) -> None:
+    texts = []
+    for merged in (True, False):
+        runner, slot = _runner(home, name, "float32", merged=merged)
+        driver = Driver(runner, pages=64, page_tokens=4)
+        for at in range(3):
+            driver.add(str(at), range(3 + at, 20 + at), slot)
+        texts.append(driver.generate(24))
+    assert texts[0] == texts[1]
+
+
+def test_in_bfloat16_the_sum_is_rounded_once(home: Path) -> None:
+    """The merged matrix is the nearest to the exact sum: not that of two rounded terms."""
+    runner, _ = _runner(home, "all", "bfloat16", merged=True)
+    exact, _ = _runner(home, "all", "float32", merged=True)
+    for one, other in zip(_matrices(runner), _matrices(exact), strict=True):
+        assert torch.equal(one, other.bfloat16())
+
+
+def _matrices(runner: Runner) -> list[torch.Tensor]:
+    return [W for layer in runner._model._weights.layers for W in layer.groups]  # type: ignore[misc]
+
+
+@given(ranks=st.tuples(*[st.integers(0, 6)] * 3), seed=st.integers(0, 1 << 30))
+def test_a_folded_product_is_the_sum_of_both(ranks: tuple[int, int, int], seed: int) -> None:
+    dice = torch.Generator().manual_seed(seed)
+    group = Group(("q", "k", "v"), 12, (8, 4, 4))
+    A = torch.randn(sum(ranks), 12, generator=dice)
+    Bt = tuple(
+        torch.randn(r, out, generator=dice)
+        for r, out in zip(ranks, group.out_features, strict=True)
+    )
+    W, x = torch.randn(16, 12, generator=dice), torch.randn(5, 12, generator=dice)
+    folded = W.clone()
+    fold(folded, LoraPart(A, Bt), group)
+    beside = [v @ B for v, B in zip((x @ A.t()).split(ranks, dim=-1), Bt, strict=True)]
+    torch.testing.assert_close(x @ folded.t(), x @ W.t() + torch.cat(beside, dim=-1))
