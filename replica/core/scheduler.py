@@ -15,7 +15,9 @@ chunks of prompts, oldest first, then admits from the waiting, oldest first. Law
 
 Protocol, all on one thread: `plan`, run the step, `commit` it; `add`, `abort` and `fail` may fall
 anywhere between, and `collect` follows each `plan`. A plan that is not committed only moves pages:
-after a crash `fail` the culprits and plan again.
+after a crash `fail` the culprits and plan again. A driver whose device works on its own commits in
+two halves: `advance` as a step gets under way, `settle` as its tokens are known, and plans the next
+between them. What that one computes for a sequence that ends in the first is void.
 
 Costs: plan and commit are O(running + adapters that wait). The shell bounds how many may wait.
 """
@@ -23,14 +25,16 @@ Costs: plan and commit are O(running + adapters that wait). The shell bounds how
 from __future__ import annotations
 
 from bisect import insort
+from collections import deque
 from collections.abc import Mapping
 from operator import attrgetter
 
 from replica.core.adapter_cache import AdapterCache
+from replica.core.audit import audit
 from replica.core.live import Live
 from replica.core.pages import PagePool
 from replica.core.sequence import Finish, Sequence
-from replica.core.step import BASE_SLOT, Progress, Row, Step
+from replica.core.step import Progress, Row, Step
 from replica.core.turns import Turns
 from replica.core.waiting_line import WaitingLine
 from shared.ids import AdapterId
@@ -69,6 +73,7 @@ class Scheduler:
         self._line = WaitingLine()
         self._ended: list[Progress] = []
         self._planned: Step | None = None
+        self._under_way: deque[tuple[Step, list[Live]]] = deque()  # and who draws in each
         self._arrivals = 0
 
     # --- what is here
@@ -133,8 +138,7 @@ class Scheduler:
 
     def collect(self) -> list[Progress]:
         """Ends that no step brought: the adapter failed or left while they waited for it."""
-        ended, self._ended = self._ended, []
-        return ended
+        return [self._ended.pop(0) for _ in tuple(self._ended)]
 
     # --- plan
 
@@ -167,7 +171,7 @@ class Scheduler:
         while at < len(self._running):
             entry = self._running[at]
             at += 1
-            if entry.to_feed != 1:
+            if entry.to_feed != 1 or entry.waits:
                 continue
             while not entry.table.grow_to(entry.length, self._pool):
                 preempted = True
@@ -199,7 +203,7 @@ class Scheduler:
         if budget <= 0 or len(self._running) >= self._max_running:
             return
         for entry in self._line.candidates(self._may_start):
-            if not self._take_pages(entry):
+            if entry.pending or not self._take_pages(entry):
                 return
             self._start(entry, now)
             tokens = min(entry.to_feed, budget)
@@ -243,17 +247,29 @@ class Scheduler:
 
     def commit(self, step: Step, tokens: Mapping[str, int], now: float) -> list[Progress]:
         """Take in what the step drew. A sequence whose token is missing ends with ERROR."""
+        self.advance(step)
+        return self.settle(step, tokens, now)
+
+    def advance(self, step: Step) -> None:
+        """The step is under way: plan as if it were done, and its tokens drawn."""
         if step is not self._planned:
             raise ValueError("commit the step that the last plan gave, once")
         self._planned = None
-        progress: list[Progress] = []
+        draws = []
         for row in step.rows:
             entry = self._live.get(row.seq)
-            if entry is None or not entry.table.pages:
-                continue  # aborted while the step ran
-            entry.seq.computed = row.end
-            if row.samples:
-                progress.append(self._draw(entry, tokens.get(row.seq), now))
+            if entry is not None and entry.table.pages:  # else aborted since
+                entry.advance(row)
+                if row.samples:
+                    draws.append(entry)
+        self._under_way.append((step, draws))
+
+    def settle(self, step: Step, tokens: Mapping[str, int], now: float) -> list[Progress]:
+        """Take in what the oldest step under way drew, as `commit` does."""
+        if not self._under_way or step is not self._under_way[0][0]:
+            raise ValueError("settle the steps under way in the order they were planned, once")
+        live = [entry for entry in self._under_way.popleft()[1] if entry.seq.finish is None]
+        progress = [self._draw(entry, tokens.get(entry.seq.id), now) for entry in live]
         if any(item.finish is not None for item in progress):
             self._running = [entry for entry in self._running if entry.seq.finish is None]
         return progress
@@ -262,6 +278,8 @@ class Scheduler:
         finish = Finish.ERROR if token is None else entry.take(token, self._eos_ids)
         reason = "the engine drew no token for this sequence" if token is None else ""
         if finish is not None:
+            if not entry.table.pages:  # preempted since
+                self._line.remove(entry)
             self._end(entry, finish, now)
         return Progress(entry.seq.id, token, finish, reason)
 
@@ -278,20 +296,5 @@ class Scheduler:
         self._cache.check()
         self._line.check()
         waiting = list(self._line)
-        here = {entry.seq.id: entry for entry in (*self._running, *waiting)}
-        assert here == self._live, "a sequence is lost, or is not live"
-        assert len(here) == len(self._running) + len(waiting), "it runs and waits"
+        audit(self._running, waiting, self._live, pool=self._pool, cache=self._cache)
         assert len(self._running) <= self._max_running
-        orders = [entry.order for entry in self._running]
-        assert orders == sorted(orders), "running is out of order"
-        pages = [page for entry in here.values() for page in entry.table.pages]
-        assert len(pages) == len(set(pages)) == self._pool.pages - self._pool.available
-        for entry in here.values():
-            assert 0 <= entry.seq.computed < entry.length == len(entry.seq) <= entry.length_max
-            held = self._cache.slot_held(entry.seq.id)
-            assert entry.slot == (BASE_SLOT if held is None else held), "a slot without its lease"
-        for entry in self._running:
-            assert len(entry.table) >= self._pool.pages_for(entry.seq.computed), (
-                "keys off its pages"
-            )
-        assert all(not entry.table.pages for entry in waiting), "pages are held while waiting"

@@ -1,7 +1,7 @@
-"""The base's linear maps: y = x W^T + b, in the dtype of the engine or quantised to float8.
+"""The base's linear maps on CUDA: y = x W^T + b, by W as it is kept, full or in float8.
 
-Quantised (row-wise, dynamic): W8 = round(W / s_w) with one s_w an output column, s_w = max|W_n| / 448,
-and x likewise with one s_x a token, measured as the token comes;
+In float8 (`quantised.Fp8Matrix`) the device multiplies float8 by float8, so x is quantised too,
+with one scale a token that is measured as the token comes (`norm.py`):
 
     y_in = s_x_i s_w_n sum_k x8_ik W8_nk + b_n
 
@@ -11,52 +11,37 @@ Adapters never see this: they read x as it was before, and add to y in its own d
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from replica.engine.cuda.norm import FLOAT8_MAX, Rows
+from replica.engine.cuda.norm import Rows
+from replica.engine.quantised import Fp8Matrix, Matrix
 
 
-class Linear(Protocol):
+@dataclass(frozen=True, slots=True)
+class Linear:
+    W: Tensor  # [out, in], or its transpose where it is in float8
+    scales: Tensor | None  # [1, out] float32, where it is in float8
+    bias: Tensor | None  # [out]
+
+    @classmethod
+    def of(cls, W: Matrix, bias: Tensor | None) -> Linear:
+        if isinstance(W, Fp8Matrix):
+            return cls(W.values.t(), W.scales.t().contiguous(), bias)
+        return cls(W, None, bias)
+
     @property
     def quantised(self) -> bool:
         """Whether it reads `Rows.x8`."""
+        return self.scales is not None
 
     def __call__(self, rows: Rows) -> Tensor:
         """[tokens, in] -> [tokens, out]."""
-
-
-@dataclass(frozen=True, slots=True)
-class Dense:
-    W: Tensor  # [out, in]
-    bias: Tensor | None
-
-    quantised = False
-
-    def __call__(self, rows: Rows) -> Tensor:
-        return linear(rows.x, self.W, self.bias)
-
-
-@dataclass(frozen=True, slots=True)
-class Float8:
-    W8: Tensor  # [out, in] float8_e4m3fn
-    scale: Tensor  # [1, out] float32
-    bias: Tensor | None
-
-    quantised = True
-
-    @classmethod
-    def of(cls, W: Tensor, bias: Tensor | None) -> Float8:
-        scale = (W.abs().amax(dim=1, keepdim=True).float() / FLOAT8_MAX).clamp_(min=1e-12)
-        W8 = (W.float() / scale).to(torch.float8_e4m3fn)
-        return cls(W8, scale.t().contiguous(), bias)
-
-    def __call__(self, rows: Rows) -> Tensor:
-        assert rows.x8 is not None and rows.scale is not None, "this map reads float8 rows"
+        if self.scales is None:
+            return linear(rows.x, self.W, self.bias)
         y = torch._scaled_mm(
-            rows.x8, self.W8.t(), rows.scale, self.scale, out_dtype=rows.x.dtype, use_fast_accum=True
+            rows.x8, self.W, rows.scale, self.scales, out_dtype=rows.x.dtype, use_fast_accum=True
         )
         return y if self.bias is None else y.add_(self.bias)

@@ -17,7 +17,7 @@ from torch.nn.functional import embedding, linear
 
 from replica.engine.cuda.activation import gated
 from replica.engine.cuda.decode import attend_rows
-from replica.engine.cuda.linear import Dense, Float8, Linear
+from replica.engine.cuda.linear import Linear
 from replica.engine.cuda.norm import Rows, add_norm, quantise
 from replica.engine.cuda.places import Places
 from replica.engine.cuda.prefill import attend_stretches
@@ -41,7 +41,6 @@ class Batch:
     single: Tensor | None  # int32 [rows]: tokens that alone are new in their sequence
     blocks: Tensor | None  # int32 [blocks, 2]: the other tokens, as `prefill.py` cuts them
     adapters: Gathered | None  # None: no row has one
-    last: Tensor | None  # [samples] tokens whose logits are wanted; None: all, in order
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +53,16 @@ class _Layer:
 
 
 class CudaModel:
-    def __init__(self, weights: BaseWeights, *, positions: int, float8: bool = False) -> None:
-        """`positions` that sequences may reach. With `float8` the layers' matrices are quantised
-        one at a time, and `weights` is emptied of them so that both are never held."""
+    def __init__(self, weights: BaseWeights, *, positions: int) -> None:
+        """`positions` is how many a sequence may have."""
         self.config: ModelConfig = weights.config
         self._embed, self._norm, self._head = weights.embed, weights.norm, weights.head
-        config, self._float8 = weights.config, float8
+        config = weights.config
         self._layers = tuple(
             _Layer(
                 each.input_norm,
                 each.post_norm,
-                tuple(
-                    Float8.of(W, bias) if float8 else Dense(W, bias)
-                    for W, bias in zip(each.groups, each.biases, strict=True)
-                ),
+                tuple(map(Linear.of, each.groups, each.biases)),
                 each.qk_norm,
                 config.sliding_window if layer in config.sliding_layers else None,
             )
@@ -82,15 +77,17 @@ class CudaModel:
         )
 
     def forward(self, batch: Batch, kv: Tensor) -> Tensor:
-        """Logits [samples, vocab] in float32; writes the new keys and values into `kv`
+        """Hidden states [tokens, hidden]; writes the new keys and values into `kv`
         [pages, layers, 2, page_tokens, kv_heads, d]."""
         h = embedding(batch.ids, self._embed)
         delta = None
         for index, layer in enumerate(self._layers):
             delta = self._layer(batch, kv[:, index], h, delta, index, layer)
-        if batch.last is not None:
-            h, delta = h[batch.last], None if delta is None else delta[batch.last]
-        x = add_norm(h, delta, self._norm, self.config.rms_norm_eps).x
+        return h if delta is None else h.add_(delta)
+
+    def logits(self, h: Tensor) -> Tensor:
+        """Of some tokens' hidden states [n, hidden], contiguous: [n, vocab] in float32."""
+        x = add_norm(h, None, self._norm, self.config.rms_norm_eps).x
         if x.is_cuda and x.dtype != torch.float32:
             return torch.mm(x, self._head.t(), out_dtype=torch.float32)
         return linear(x, self._head).float()
@@ -100,24 +97,23 @@ class CudaModel:
     ) -> Tensor:
         """Changes h [tokens, hidden] in place; returns what is still to be added to it."""
         config, groups = self.config, self.config.groups
-        eps, float8 = config.rms_norm_eps, self._float8
+        eps, linears = config.rms_norm_eps, layer.linears
 
         def apply(which: int, rows: Rows) -> Tensor:
-            y = layer.linears[which](rows)
+            y = linears[which](rows)
             if batch.adapters is not None:
                 batch.adapters.add(rows.x, y, index, which, groups[which])
             return y
 
-        qkv = apply(0, add_norm(h, delta, layer.input_norm, eps, quantised=float8))
+        qkv = apply(0, add_norm(h, delta, layer.input_norm, eps, quantised=linears[0].quantised))
         rotate(qkv, kv, batch.places, self._rotation, layer.qk_norm, eps)
-        attended = torch.empty(
-            h.shape[0], config.num_heads * config.head_dim, dtype=h.dtype, device=h.device
-        )
+        width = config.num_heads * config.head_dim
+        attended = torch.empty(h.shape[0], width, dtype=h.dtype, device=h.device)
         if batch.single is not None:
             attend_rows(qkv, kv, attended, batch.places, batch.single, layer.window)
         if batch.blocks is not None:
             attend_stretches(qkv, kv, attended, batch.places, batch.blocks, layer.window)
-        o = apply(1, quantise(attended) if float8 else Rows(attended))
-        gate_up = apply(2, add_norm(h, o, layer.post_norm, eps, quantised=float8))
-        inner = gated(gate_up)
-        return apply(3, quantise(inner) if float8 else Rows(inner))
+        o = apply(1, quantise(attended) if linears[1].quantised else Rows(attended))
+        x = add_norm(h, o, layer.post_norm, eps, quantised=linears[2].quantised)
+        inner = gated(apply(2, x))
+        return apply(3, quantise(inner) if linears[3].quantised else Rows(inner))

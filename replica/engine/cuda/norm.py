@@ -2,9 +2,9 @@
 
     h <- h + delta;   y = weight * h / sqrt(mean(h^2) + eps)       h, delta, y [tokens, width]
 
-The sum is rounded to the stream's dtype before it is normalised, and the normalised value before it
-is weighted, as `engine.model` does. Where the next linear map is quantised, the same pass also gives
-y in float8 with one scale a token: y ~ scale * y8, scale = max|y| / 448.
+The sum is rounded to the stream's dtype before it is normalised, and the normalised value before
+it is weighted, as `engine.model` does. Where the next linear map is quantised, the same pass also
+gives y in float8 with one scale a token: y ~ scale * y8, scale = max|y| / 448.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-FLOAT8_MAX = 448.0
-"""The largest finite float8_e4m3fn."""
+from replica.engine.quantised import E4M3_MAX
 
 
 class Rows(NamedTuple):
@@ -77,7 +76,7 @@ def add_norm(
         h, h if delta is None else delta, weight, out.x,
         out.x if out.x8 is None else out.x8, out.x if out.scale is None else out.scale,
         width, eps,
-        ADD=delta is not None, QUANTISED=quantised, LARGEST=FLOAT8_MAX, BLOCK=block,
+        ADD=delta is not None, QUANTISED=quantised, LARGEST=E4M3_MAX, BLOCK=block,
         num_warps=min(8, max(1, block // 512)),
     )  # fmt: skip
     return out
@@ -101,7 +100,7 @@ def quantise(x: Tensor) -> Rows:
     scale = torch.empty(tokens, 1, dtype=torch.float32, device=x.device)
     block = triton.next_power_of_2(width)
     _quantise[(tokens,)](
-        x, x8, scale, width, LARGEST=FLOAT8_MAX, BLOCK=block,
+        x, x8, scale, width, LARGEST=E4M3_MAX, BLOCK=block,
         num_warps=min(16, max(1, block // 512)),
     )  # fmt: skip
     return Rows(x, x8, scale)
