@@ -64,7 +64,7 @@ class Model:
             qkv, o, gate_up, down = self._linears[layer]
             x = rms_norm(h, each.input_norm, self._config.rms_norm_eps)
             heads = self._rotated(qkv(x, adapters), each, rotation)
-            attended = self._attend(heads, batch.attention, kv[layer], self._windowed[layer])
+            attended = self._attend(heads, batch.attention, kv, layer)
             h = h + o(attended, adapters)
             x = rms_norm(h, each.post_norm, self._config.rms_norm_eps)
             gate, up = gate_up(x, adapters).chunk(2, dim=-1)
@@ -85,12 +85,13 @@ class Model:
         rotate_(turning, rotation)
         return heads
 
-    def _attend(self, heads: Tensor, plan: AttentionPlan, kv: Tensor, windowed: bool) -> Tensor:
+    def _attend(self, heads: Tensor, plan: AttentionPlan, kv: Tensor, layer: int) -> Tensor:
         """Keep the new keys and values, then attend: [tokens, heads d]."""
         config = self._config
         new = heads[:, config.num_heads :].view(-1, 2, config.num_kv_heads, config.head_dim)
-        kv.view(-1, *new.shape[1:]).index_copy_(0, plan.writes, new)
-        return plan.attend(heads[:, : config.num_heads], kv, windowed=windowed)
+        plan.keep(new, kv, layer)
+        queries = heads[:, : config.num_heads]
+        return plan.attend(queries, kv, layer, windowed=self._windowed[layer])
 
     def _rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosines, and sines with the first half negated: [tokens, 1, d]."""

@@ -15,6 +15,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from replica.core.pages import PagePool
 from replica.core.segments import segments
 from replica.core.step import Row, Step
 from replica.engine import kernels
@@ -58,9 +59,12 @@ class Runner:
         )
         self.config: ModelConfig = weights.config
         self._model = Model(weights)
+        self._spare = PagePool(pages=pages * 2, page_tokens=page_tokens)
+        self._owned: dict[int, list[int]] = {}
+        self._pages = pages
         self._arena = Arena(
             config=weights.config,
-            pages=pages,
+            pages=pages * 3,
             page_tokens=page_tokens,
             slots=slots,
             max_rank=max_rank,
@@ -68,13 +72,20 @@ class Runner:
             device=torch.device(device),
         )
 
-    def load(self, slot: int, adapter: HostAdapter) -> None:
-        """Put an adapter into a slot, replacing what was there."""
-        self._arena.place(slot, adapter)
+    def load(self, slot: int, adapter: HostAdapter, pages: Sequence[int] | None = None) -> None:
+        """Put an adapter into pages it owns and name them in a slot, replacing what was there."""
+        if pages is None:
+            self.clear(slot)
+            taken = self._spare.allocate(self._arena.pages_of(adapter))
+            assert taken is not None
+            self._owned[slot] = taken
+            pages = [page + self._pages for page in taken]
+        self._arena.place(slot, adapter, pages)
 
     def clear(self, slot: int) -> None:
         """Empty a slot. A row that names it afterwards is an error, never the base's answer."""
         self._arena.clear(slot)
+        self._spare.free(self._owned.pop(slot, []))
 
     def run(self, step: Step) -> dict[str, int]:
         """Sequence id to token, for rows that sample. `BROKEN` (-1) is a row whose logits are not

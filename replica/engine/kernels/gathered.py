@@ -17,12 +17,13 @@ from replica.engine.arena import Arena
 from replica.engine.kernels.expand import expand
 from replica.engine.kernels.shrink import BM, shrink
 from replica.engine.model_config import Group
+from replica.engine.sections import first_slice
 
 
 @dataclass(frozen=True, slots=True)
 class TritonPlan:
     chunks: tuple[Tensor, Tensor, Tensor]  # first row, rows, slot; int32
-    arena: Arena  # held, not only its table: that has addresses, which keep no memory alive
+    arena: Arena
     rank_max: int  # of the adapters in this step
 
     @classmethod
@@ -39,8 +40,9 @@ class TritonPlan:
         return cls((columns[0], columns[1], columns[2]), arena, max(ranks))
 
     def add(self, x: Tensor, y: Tensor, layer: int, index: int, group: Group) -> None:
-        rank_max = self.rank_max * len(group.modules)
-        v = torch.empty(x.shape[0], rank_max, dtype=torch.float32, device=x.device)
-        table = self.arena.table[:, layer, index]
-        shrink(x, v, table, self.chunks, rank_max)
-        expand(v, y, table, self.chunks, group)
+        first, slices = first_slice(self.arena.config, index), len(group.modules)
+        v = torch.empty(x.shape[0], slices, self.rank_max, dtype=torch.float32, device=x.device)
+        of_group = slice(first, first + slices)
+        tables = self.arena.sections[:, layer, of_group], self.arena.ranks[:, layer, of_group]
+        shrink(x, v, self.arena.pool, tables, self.chunks)
+        expand(v, y, self.arena.pool, tables, self.chunks, group)

@@ -25,7 +25,7 @@ from shared.ids import AdapterId
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers and PEFT, about themselves
 
-PAGES, PAGE_TOKENS = 128, 4
+PAGES, PAGE_TOKENS = 128, 16
 TOLERANCE = 1e-4
 TOKENS = 40
 
@@ -95,7 +95,7 @@ def loaded(folder: Path, dtype: str) -> Runner:
         base_dir=folder / "base",
         dtype=dtype,
         slots=len(ADAPTERS),
-        max_rank=16,
+        max_rank=8,
         pages=PAGES,
         page_tokens=PAGE_TOKENS,
         threads=1,

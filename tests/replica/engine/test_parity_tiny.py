@@ -20,7 +20,7 @@ from shared.ids import AdapterId
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers and PEFT, about themselves
 
-PAGES, PAGE_TOKENS = 128, 4
+PAGES, PAGE_TOKENS = 128, 16
 TOLERANCE = 1e-4
 
 EVERY = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -205,7 +205,7 @@ def test_base_rows_do_not_notice_adapters_around_them(runner: Runner, folder: Pa
     "sizes",
     [
         {"kv_heads": 4, "tied": True},
-        {"kv_heads": 1, "heads": 8, "layers": 3},
+        {"kv_heads": 1, "heads": 8, "layers": 4, "inner": 64},
         {
             "rope_scaling": {
                 "rope_type": "llama3",

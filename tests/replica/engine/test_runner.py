@@ -17,7 +17,7 @@ from replica.engine.runner import BROKEN, Runner
 from replica.engine.tiny import tiny_adapter, tiny_model
 from shared.ids import AdapterId
 
-PAGES, PAGE_TOKENS = 128, 4
+PAGES, PAGE_TOKENS = 128, 16
 SLOTS = ("small", "wide", "deep")
 IDLE = len(SLOTS)  # a slot that rows use only where a test fills it
 
