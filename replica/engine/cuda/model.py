@@ -39,7 +39,7 @@ class Batch:
     ids: Tensor  # [tokens]
     places: Places
     single: Tensor | None  # int32 [rows]: tokens that alone are new in their sequence
-    blocks: Tensor | None  # int32 [blocks, 2]: the other tokens, as `prefill.py` cuts them
+    blocks: tuple[Tensor, Tensor] | None  # the other tokens, as `prefill.py` cuts them
     adapters: Gathered | None  # None: no row has one
 
 
@@ -85,12 +85,15 @@ class CudaModel:
             delta = self._layer(batch, kv[:, index], h, delta, index, layer)
         return h if delta is None else h.add_(delta)
 
-    def logits(self, h: Tensor) -> Tensor:
-        """Of some tokens' hidden states [n, hidden], contiguous: [n, vocab] in float32."""
+    def logits(self, h: Tensor, out: Tensor | None = None) -> Tensor:
+        """Of some tokens' hidden states [n, hidden], contiguous: [n, vocab] in float32, in `out`
+        where it is given."""
         x = add_norm(h, None, self._norm, self.config.rms_norm_eps).x
-        if x.is_cuda and x.dtype != torch.float32:
-            return torch.mm(x, self._head.t(), out_dtype=torch.float32)
-        return linear(x, self._head).float()
+        if out is None:
+            out = torch.empty(x.shape[0], self._head.shape[0], dtype=torch.float32, device=x.device)
+        if x.is_cuda and x.dtype != torch.float32:  # summed and kept in float32
+            return torch.ops.aten.mm.dtype_out(x, self._head.t(), torch.float32, out=out)
+        return out.copy_(linear(x, self._head))
 
     def _layer(
         self, batch: Batch, kv: Tensor, h: Tensor, delta: Tensor | None, index: int, layer: _Layer

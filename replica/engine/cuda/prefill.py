@@ -27,15 +27,15 @@ _LOG2_E: Final = 1.4426950408889634
 
 @triton.jit
 def _attend(  # type: ignore[no-untyped-def]
-    q, kv, out, tables, seats, positions, blocks,
+    q, kv, out, tables, seats, positions, blocks, counts,
     scale, window, q_row, kv_page, kv_half, table_row, kv_heads,
     GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr, ROWS: tl.constexpr,
     PAGE: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, BLOCK: tl.constexpr,
     IEEE: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1)
-    token = tl.load(blocks + tl.program_id(0) * 2).to(tl.int64)
-    count = tl.load(blocks + tl.program_id(0) * 2 + 1)
+    token = tl.load(blocks + tl.program_id(0)).to(tl.int64)
+    count = tl.load(counts + tl.program_id(0))
     start = tl.load(positions + token)
     seat = tl.load(seats + token).to(tl.int64)
 
@@ -89,17 +89,22 @@ def tokens_a_block(heads: int, kv_heads: int) -> int:
 
 
 def attend_stretches(
-    qkv: Tensor, kv: Tensor, out: Tensor, places: Places, blocks: Tensor, window: int | None
+    qkv: Tensor,
+    kv: Tensor,
+    out: Tensor,
+    places: Places,
+    blocks: tuple[Tensor, Tensor],
+    window: int | None,
 ) -> None:
-    """For `blocks` [n, 2] int32: the first token of each and how many follow, itself included.
+    """For `blocks`, int32 [n] each: the first token, and how many from it on.
 
     The rest is as in `decode.attend_rows`.
     """
     _, _, page, kv_heads, d = kv.shape
     group = out.shape[1] // d // kv_heads
     padded = triton.next_power_of_2(group)
-    _attend[(blocks.shape[0], kv_heads)](
-        qkv, kv, out, places.tables, places.seats, places.positions, blocks,
+    _attend[(blocks[0].shape[0], kv_heads)](
+        qkv, kv, out, places.tables, places.seats, places.positions, *blocks,
         _LOG2_E / d**0.5, window or 1 << 30,
         qkv.stride(0), kv.stride(0), kv.stride(1), places.tables.stride(0), kv_heads,
         GROUP=group, GROUP_PADDED=padded, ROWS=max(_ROWS, padded), PAGE=page, D=d,

@@ -185,8 +185,8 @@ def test_stretches_attend_to_what_stands_before_them(
         blocks += [(at + i, min(size, n - i)) for i in range(0, n, size)]
         at += n
     out = torch.full((at, HEADS * D), float("nan"), dtype=dtype, device=DEVICE)
-    work = torch.tensor(blocks, dtype=torch.int32, device=DEVICE)
-    attend_stretches(paged.qkv, paged.kv, out, paged.places, work, window)
+    firsts, counts = (_ints(list(column)) for column in zip(*blocks, strict=True))
+    attend_stretches(paged.qkv, paged.kv, out, paged.places, (firsts, counts), window)
     _close(out, paged.expected(window))
 
 
