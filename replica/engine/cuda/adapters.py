@@ -1,7 +1,7 @@
 """Adapters: a step's gathered product, for the fused model and its graphs.
 
-What a graph reads is laid out in buffers that stay, one set a number of rows; laying out is launched
-with the step, so it is captured too. Steps that are not captured bring buffers of their own.
+What a graph reads is laid out in buffers that stay, one set a number of rows; laying out is
+launched with the step, so it is captured too. Steps that are not captured bring their own buffers.
 """
 
 from __future__ import annotations

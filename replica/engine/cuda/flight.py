@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from replica.engine.sampler import Drawn
+from replica.engine.sampler import NO_TOKEN, Drawn
 
 
 class Flight:
@@ -27,7 +28,9 @@ class Flight:
         if self._arrived is not None:
             self._arrived.synchronize()
         drawn = dict(zip(self._seqs, map(_drawn, self._tokens.tolist()), strict=True))
-        drawn.update(self._known)
+        for seq, known in self._known.items():
+            own = drawn.get(seq) if known.token == NO_TOKEN else None
+            drawn[seq] = known if own is None else replace(own, prompt=known.prompt)
         return drawn
 
 

@@ -5,8 +5,8 @@
 
 Law: as `engine.runner`'s, within the rounding of the engine's dtype. A token that a step draws is
 fed to the next on the device, so rows may carry PENDING for what the last launched step draws. A
-step of single tokens is one graph; any other is launched kernel by kernel, which takes the host less
-time than prompts take the device. Everything is on one stream: pages and slots that the scheduler
+step of single tokens is one graph; any other is launched kernel by kernel, which takes the host
+less time than prompts take the device. Everything is on one stream: pages and slots that the scheduler
 gives away while a step is under way are written after it.
 """
 
