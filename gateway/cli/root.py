@@ -10,6 +10,7 @@ import typer
 
 from gateway.cli import (
     adapter,
+    adapter_eval,
     chat,
     demo,
     explain,
@@ -81,6 +82,12 @@ _add(_tenants, "key-revoke", tenant.key_revoke, "loraplex tenant key-revoke acme
 _adapters = _noun("adapter", "Adapters the fleet serves.", "loraplex adapter list")
 _add(_adapters, "list", adapter.list_all, "loraplex adapter list --json")
 _add(_adapters, "show", adapter.show_one, "loraplex adapter show pirate")
+_add(
+    _adapters,
+    "eval",
+    adapter_eval.evaluate,
+    "loraplex adapter eval ./adapters/pirate --base ./base --text sample.txt",
+)
 
 _replicas = _noun("replica-set", "The replicas of a gateway.", "loraplex replica-set list")
 _add(_replicas, "list", replica_set.list_all, "loraplex replica-set list --json")

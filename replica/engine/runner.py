@@ -118,6 +118,16 @@ class Runner:
             rows = self._model.logits(h[last])
         return dict(zip((row.seq for row in step.rows if row.samples), rows, strict=True))
 
+    def hidden(self, row: Row) -> Tensor:
+        """Hidden states [tokens, hidden] of one row; `head` makes logits of any of them."""
+        with torch.inference_mode():
+            return self._forward(Step((row,)))[0]
+
+    def head(self, h: Tensor) -> Tensor:
+        """Logits [n, vocab] in float32 of hidden states [n, hidden]."""
+        with torch.inference_mode():
+            return self._model.logits(h)
+
     def _score(self, row: Row, h: Tensor) -> tuple[Drawn, ...]:
         """The row's targets, from its hidden states on; a few rows of logits at a time."""
         scored: list[Drawn] = []

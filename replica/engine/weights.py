@@ -22,8 +22,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from replica.engine.host_adapter import HostAdapter, LayerParts, LoraPart
-from replica.engine.merged import fold
+from replica.engine.host_adapter import HostAdapter
+from replica.engine.merged import Merge
 from replica.engine.model_config import BadBase, Group, ModelConfig
 from replica.engine.quantised import Fp8Matrix, Matrix, Quantization
 from replica.engine.tiny import tiny_adapter, tiny_model
@@ -81,14 +81,12 @@ def load_base(
     """
     config = ModelConfig.from_dir(folder)
     hidden, vocab = config.hidden_size, config.vocab_size
-    parts = (
-        [None] * config.num_layers if merged is None else merged.parts(merged.flat, config.groups)
-    )
+    merge = None if merged is None else Merge(merged, config)
     with ExitStack() as stack:
         reader = _Reader(folder, stack, dtype, device)
         embed = reader.read("model.embed_tokens.weight", vocab, hidden)
         layers = tuple(
-            _layer(reader, config, layer, own, quantization) for layer, own in enumerate(parts)
+            _layer(reader, config, layer, merge, quantization) for layer in range(config.num_layers)
         )
         norm = reader.read("model.norm.weight", hidden)
         tied = config.tie_word_embeddings and not reader.has("lm_head.weight")
@@ -102,34 +100,28 @@ def _layer(
     reader: _Reader,
     config: ModelConfig,
     layer: int,
-    merged: LayerParts | None,
+    merge: Merge | None,
     quantization: Quantization,
 ) -> LayerWeights:
     at = f"model.layers.{layer}"
-    folded = merged or (None,) * len(config.groups)
+
+    def matrix(index: int, group: Group) -> Matrix:
+        if merge is None and quantization is Quantization.NONE:
+            return reader.fused(at, group, reader.dtype)
+        W = reader.fused(at, group, torch.float32)
+        if merge is not None:
+            merge.fold(W, layer, index)
+        return Fp8Matrix.of(W) if quantization is Quantization.FP8 else W.to(reader.dtype)
+
     weights = LayerWeights(
         input_norm=reader.read(f"{at}.input_layernorm.weight", config.hidden_size),
         post_norm=reader.read(f"{at}.post_attention_layernorm.weight", config.hidden_size),
-        groups=tuple(
-            _matrix(reader, at, group, part, quantization)
-            for group, part in zip(config.groups, folded, strict=True)
-        ),
+        groups=tuple(matrix(index, group) for index, group in enumerate(config.groups)),
         biases=tuple(reader.fused_bias(at, group) for group in config.groups),
         qk_norm=_qk_norm(reader, config, at) if config.qk_norm else None,
     )
     reader.refuse_unread(f"{at}.")
     return weights
-
-
-def _matrix(
-    reader: _Reader, at: str, group: Group, merged: LoraPart | None, quantization: Quantization
-) -> Matrix:
-    if merged is None and quantization is Quantization.NONE:
-        return reader.fused(at, group, reader.dtype)
-    W = reader.fused(at, group, torch.float32)
-    if merged is not None:
-        fold(W, merged, group)
-    return Fp8Matrix.of(W) if quantization is Quantization.FP8 else W.to(reader.dtype)
 
 
 def _qk_norm(reader: _Reader, config: ModelConfig, at: str) -> Tensor:

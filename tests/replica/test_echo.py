@@ -122,7 +122,10 @@ async def test_streamed_scores_are_those_that_are_not_streamed(serve: Any) -> No
 async def test_scores_survive_preemption_and_neighbours(serve: Any) -> None:
     """The oldest move on and the newest start again: from the first token, and once."""
     roomy = await serve(max_loras=2)
-    tight = await serve(max_loras=2, pages=24, page_tokens=8, max_step_tokens=24, max_running=8)
+    tight = await serve(
+        **{"max_loras": 2, "pages": 32, "page_tokens": 8, "max_lora_rank": 8},
+        **{"max_step_tokens": 24, "max_running": 8},
+    )
     models = ("tiny", "ada", "bob", "tiny", "ada", "bob")
     asked = [
         {"model": model, "max_tokens": 24, "prompt": TEXT[at:]} for at, model in enumerate(models)

@@ -90,12 +90,12 @@ def test_next_tokens_are_nearly_those_of_the_full_base(home: Path, dtype: str) -
             dtype=dtype,
             slots=1,
             max_rank=64,
-            pages=64,
-            page_tokens=4,
+            pages=32,
+            page_tokens=16,
             quantization=quantization,
         )
         runner.load(0, host)
-        driver = Driver(runner, pages=64, page_tokens=4)
+        driver = Driver(runner, pages=32, page_tokens=16)
         for at in range(4):
             driver.add(str(at), range(3 + at, 23 + 5 * at), (0, BASE_SLOT)[at % 2])
         rows.append(torch.stack(list(driver.logits().values())).log_softmax(-1))
