@@ -120,9 +120,10 @@ def _merge(  # type: ignore[no-untyped-def]
 
 
 def splits_for(rows: int, kv_heads: int) -> int:
-    """A power of two: shares a row's context is cut into when there are so many rows."""
+    """Shares a row's context is cut into when there are so many rows: a power of four, so that few
+    kernels are compiled."""
     wanted = max(1, _PROGRAMS // (rows * kv_heads))
-    return min(_SPLITS_MAX, 1 << (wanted.bit_length() - 1))
+    return min(_SPLITS_MAX, 4 ** ((wanted.bit_length() - 1) // 2))
 
 
 def attend_rows(

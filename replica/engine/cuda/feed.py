@@ -61,9 +61,12 @@ def mixed(
     return out
 
 
-def work(rows: Sequence[Row], block: int) -> tuple[list[int], list[int], list[int], list[int]]:
+def work(
+    rows: Sequence[Row], block: int, width: int
+) -> tuple[list[int], list[int], list[int], list[int]]:
     """What attention and sampling read: tokens that stand alone, the first tokens and the counts of
-    the others' blocks, and the tokens that are drawn from."""
+    the others' blocks, and the tokens that are drawn from. Padding stands alone, so that it is
+    zero and not whatever memory held."""
     single: list[int] = []
     firsts: list[int] = []
     counts: list[int] = []
@@ -80,4 +83,5 @@ def work(rows: Sequence[Row], block: int) -> tuple[list[int], list[int], list[in
         at += length
         if row.samples:
             last.append(at - 1)
+    single += range(at, width)
     return single, firsts, counts, last

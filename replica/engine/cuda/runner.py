@@ -6,7 +6,7 @@
 Law: as `engine.runner`'s, within the rounding of the engine's dtype. A token that a step draws is
 fed to the next on the device, so rows may carry PENDING for what the last launched step draws. A
 step of single tokens is one graph; any other is launched kernel by kernel, which takes the host
-less time than prompts take the device. Everything is on one stream: pages and slots that the scheduler
+less time than prompts take the device. All is on one stream: pages and slots that the scheduler
 gives away while a step is under way are written after it.
 """
 
@@ -162,7 +162,8 @@ class CudaRunner:
 
     def _mixed(self, rows: Sequence[Row], seats: Sequence[int], mix: Mix) -> Tensor:
         columns = self._staging.send(feed.mixed(rows, seats, self._drawn_at, _MULTIPLE))
-        single, firsts, counts, last = self._staging.lists(*feed.work(rows, self._block))
+        work = feed.work(rows, self._block, columns.shape[1])
+        single, firsts, counts, last = self._staging.lists(*work)
         h = self._forward(
             columns,
             mix,

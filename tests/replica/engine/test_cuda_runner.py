@@ -44,10 +44,11 @@ class Pair:
             slots=SLOTS, max_rank=RANK, pages=2 * PAGES, page_tokens=PAGE_TOKENS, max_running=4,
             max_step_tokens=64, max_model_len=128, graph_sizes=(1, 2, 4),
         )  # fmt: skip
+        (folder / "adapters").mkdir()
         store = AdapterFolder(folder / "adapters", RANK, config)
         free = list(range(PAGES, 2 * PAGES))
         for slot, rank in enumerate((RANK, 3)):
-            tiny_adapter(folder / "adapters" / f"a{slot}", config, seed=slot, rank=rank)
+            tiny_adapter(folder / "adapters" / f"a{slot}", config, seed=slot, r=rank)
             host = store.read(AdapterId(f"a{slot}"))
             self.reference.load(slot, host)
             wanted = self.ours.arena.pages_of(host)
@@ -60,17 +61,17 @@ class Pair:
             for runner in (self.reference, self.ours)
         ]
         for driver in drivers:
-            driver.add("base", range(3, 60), BASE_SLOT)
-            driver.add("wide", range(5, 25), 0)
-            driver.add("narrow", range(90, 100), 1)
-        for turn in range(5):
+            driver.add("base", range(3, 35), BASE_SLOT)
+            driver.add("wide", range(5, 13), 0)
+            driver.add("narrow", range(90, 93), 1)
+        for turn in range(4):
             ours, theirs = (driver.logits(chunk) for driver in reversed(drivers))
             assert ours.keys() == theirs.keys()
             for seq, expected in theirs.items():
                 torch.testing.assert_close(ours[seq].cpu(), expected, rtol=1e-3, atol=1e-3)
                 for driver in drivers:
                     driver.sequences[seq].tokens.append(int(expected.argmax()))
-            if turn == 3:
+            if turn == 2:
                 for driver in drivers:
                     driver.end("narrow")
 
@@ -78,18 +79,18 @@ class Pair:
 @needs_triton
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral"])
 def test_both_engines_give_the_same_logits(family: str, tmp_path: Path) -> None:
-    window = {"sliding_window": 24} if family == "mistral" else {}
-    Pair(tmp_path, family=family, extra=window).check(chunk=33)
+    window = {"sliding_window": 13} if family == "mistral" else {}
+    Pair(tmp_path, family=family, extra=window, layers=1, inner=64).check(chunk=18)
 
 
 @needs_triton
 def test_heads_that_are_no_power_of_two_and_a_whole_prompt(tmp_path: Path) -> None:
-    Pair(tmp_path, heads=3, kv_heads=1, hidden=72, layers=1).check(chunk=100)
+    Pair(tmp_path, heads=3, kv_heads=1, hidden=72, inner=64).check(chunk=40)
 
 
 @needs_triton
 def test_a_step_is_fed_what_the_step_before_drew(tmp_path: Path) -> None:
-    pair = Pair(tmp_path, layers=1)
+    pair = Pair(tmp_path, layers=1, inner=64)
     expected = Driver(pair.reference, pages=PAGES, page_tokens=PAGE_TOKENS)
     expected.add("a", range(3, 20), 0)
     expected.add("b", range(50, 57), BASE_SLOT)
@@ -119,7 +120,7 @@ def test_a_step_is_fed_what_the_step_before_drew(tmp_path: Path) -> None:
 def test_rows_that_want_more_than_the_likeliest_get_what_the_reference_gives(
     tmp_path: Path,
 ) -> None:
-    pair = Pair(tmp_path, layers=1)
+    pair = Pair(tmp_path, layers=1, inner=64)
     wishes = {
         "likeliest": Sampling(max_tokens=9, temperature=0),
         "hot": Sampling(max_tokens=9, temperature=0.9, top_p=0.8, seed=5),
