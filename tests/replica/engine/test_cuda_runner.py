@@ -28,6 +28,15 @@ needs_triton = pytest.mark.skipif(
 )
 
 
+@pytest.fixture(autouse=True)
+def _few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter runs them one after another."""
+    if INTERPRETED:
+        from replica.engine.cuda import decode
+
+        monkeypatch.setattr(decode, "_PROGRAMS", 1)
+
+
 class Pair:
     """The two engines on one base, with the same adapters in the same slots."""
 
