@@ -43,6 +43,7 @@ class GrowingChoice:
     silent: bool = False  # nothing is wanted but the echo: what is drawn is dropped
     tools: ToolCalls | None = None
     completion_tokens: int = 0
+    cached_tokens: int = 0  # of its prompt's
     begun: bool = False
     finish_reason: str | None = None
     pieces: list[Piece] = field(default_factory=list)
@@ -65,6 +66,7 @@ class GrowingChoice:
         piece = Piece()
         if event.token is not None:
             self.completion_tokens += 1
+            self.cached_tokens += min(event.cached, self.prompt_tokens)
             if event.drawn is not None:
                 piece.scored = [Scored(event.drawn, len(self.echo.text) + self.text.length)]
             if event.finish is not Finish.STOP:  # the end token itself is no text
@@ -131,6 +133,7 @@ class Answer:
         return Usage(
             prompt_tokens=sum(choice.prompt_tokens for choice in choices),
             completion_tokens=sum(choice.completion_tokens for choice in choices),
+            cached_tokens=sum(choice.cached_tokens for choice in choices),
         )
 
     async def whole(self) -> bytes:

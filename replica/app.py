@@ -26,6 +26,7 @@ from replica.engine.adapter_store import AdapterFolder, BadAdapter, HostAdapter
 from replica.engine.model_config import ModelConfig
 from replica.engine.quantised import Quantization
 from replica.engine.runner import Runner
+from replica.engine.sections import require_fit
 from replica.front import Front
 from replica.grammar import Grammars
 from replica.handlers import Handlers
@@ -53,7 +54,13 @@ class Replica:
         _check(config, model)
         self.metrics = Metrics()
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="reader")
-        self._store = AdapterFolder(config.adapters, config.max_lora_rank, model, config.dtype)
+        self._store = AdapterFolder(
+            config.adapters,
+            config.max_lora_rank,
+            model,
+            config.dtype,
+            page_tokens=config.page_tokens,
+        )
         merged = _merged(config, model)
         self.engine = _engine(config, model, self._store, self._readers, merged)
         loop = EngineLoop(
@@ -149,7 +156,7 @@ def _merged(config: ReplicaConfig, model: ModelConfig) -> HostAdapter | None:
     hold it, so its rank may be any."""
     if not config.merged:
         return None
-    store = AdapterFolder(config.adapters, max_rank=model.hidden_size, model_config=model)
+    store = AdapterFolder(config.adapters, model.hidden_size, model, page_tokens=config.page_tokens)
     try:
         return store.read(AdapterId(config.merged))
     except BadAdapter as bad:
@@ -175,14 +182,20 @@ def _engine(
     merged: HostAdapter | None,
 ) -> Engine:
     pool = PagePool(pages=config.pages, page_tokens=config.page_tokens)
-    cache = AdapterCache(slots=config.max_loras, host_max=config.max_cpu_loras)
+    longest = config.max_model_len or _longest(config, model)
+    cache = AdapterCache(
+        slots=config.max_loras,
+        host_max=config.max_cpu_loras,
+        pool=pool,
+        pages_max=pool.pages - pool.pages_for(longest),
+    )
     scheduler = Scheduler(
         pool=pool,
         cache=cache,
         max_running=config.max_running,
         max_step_tokens=config.max_step_tokens,
         eos_ids=model.eos_token_ids,
-        max_model_len=config.max_model_len or model.max_position_embeddings,
+        max_model_len=longest,
     )
     runner = Runner(
         base_dir=config.base,
@@ -206,6 +219,12 @@ def _engine(
     )
 
 
+def _longest(config: ReplicaConfig, model: ModelConfig) -> int:
+    """Tokens of the longest sequence: the base's own limit, or half the pool, so that adapters have
+    the other half however long a sequence grows."""
+    return min(model.max_position_embeddings, config.pages // 2 * config.page_tokens)
+
+
 def _check(config: ReplicaConfig, model: ModelConfig) -> None:
     """What settings and base must agree on, before anything large is read."""
     faults = []
@@ -217,6 +236,10 @@ def _check(config: ReplicaConfig, model: ModelConfig) -> None:
         faults.append("merged: the base has this name; give one of them another (served_name)")
     if config.max_step_tokens < config.max_running:
         faults.append("max_step_tokens: must be at least max_running, one token a sequence")
+    try:
+        require_fit(model, config.page_tokens, config.max_lora_rank)
+    except ValueError as fault:
+        faults.append(str(fault))
     if config.max_model_len is not None:
         limit = min(model.max_position_embeddings, config.pages * config.page_tokens)
         if config.max_model_len > limit:

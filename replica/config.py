@@ -49,11 +49,12 @@ class ReplicaConfig(Settings):
     max_step_tokens: int = Field(512, ge=1)
     """Tokens of one forward pass; a longer prompt is computed in chunks."""
     max_model_len: int | None = Field(None, ge=2)
-    """Tokens of prompt and output together; null takes what base and pages allow."""
+    """Tokens of prompt and output together. Pages for one such sequence are never given to
+    adapters; null takes the base's own limit, or half the pages where that is less."""
     page_tokens: int = Field(16, ge=1)
-    """Tokens in one page of the key-value pool."""
-    pages: int = Field(512, ge=1)
-    """Pages of the key-value pool."""
+    """Tokens whose keys and values fill one page of the pool."""
+    pages: int = Field(512, ge=2)
+    """Pages of the pool, which sequences and adapters share."""
 
     choices_max: int = Field(32, ge=1)
     """Sequences one request may open (prompts times `n`)."""

@@ -26,10 +26,11 @@ from replica.engine.model_config import BadBase, ModelConfig
 from replica.engine.qlora import quantised_training
 from replica.engine.quantised import Quantization
 from replica.engine.runner import Runner
+from replica.engine.sections import page_elements, pages_of
 from replica.text import Vocabulary
 from shared.ids import AdapterId
 
-_PAGE_TOKENS: Final = 16
+_PAGE_TOKENS: Final = 64
 _TEXT_MAX_BYTES: Final = 16 << 20
 _PLACES_AT_ONCE: Final = 64
 """Places whose logits are held, some six tables of them: 200 MB of a vocabulary of 128 k."""
@@ -63,7 +64,10 @@ def evaluate(
         raise CannotEvaluate(
             f"{adapter}: no such folder; name an adapter's folder as PEFT saves it"
         )
-    host = AdapterFolder(root.parent, config.hidden_size, config, dtype).read(AdapterId(root.name))
+    store = AdapterFolder(root.parent, config.hidden_size, config, dtype, page_tokens=_PAGE_TOKENS)
+    host = store.read(AdapterId(root.name))
+    pages = -(-window // _PAGE_TOKENS)
+    held = pages_of(host.ranks, config, page_elements(config, _PAGE_TOKENS))
     full, quantised = (
         Runner(
             base_dir=base,
@@ -71,7 +75,7 @@ def evaluate(
             dtype=dtype,
             slots=1,
             max_rank=host.rank,
-            pages=-(-window // _PAGE_TOKENS),
+            pages=pages + held,
             page_tokens=_PAGE_TOKENS,
             threads=threads,
             quantization=kept,
@@ -79,7 +83,7 @@ def evaluate(
         for kept in (Quantization.NONE, quantization)
     )
     for runner in (full, quantised):
-        runner.load(0, host)
+        runner.load(0, host, range(pages, pages + held))
     tally = Tally()
     for start in range(0, len(tokens) - 1, window):
         _compare(tally, full, quantised, tokens[start : start + window])

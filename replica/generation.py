@@ -34,6 +34,7 @@ class Event:
     token: int | None = None
     finish: Finish | None = None
     digest: str = ""  # version of the adapter it runs with; on its first token only
+    cached: int = 0  # tokens of its prompt that were not computed again; likewise
     error: ReplicaError | None = None  # with Finish.ERROR
     drawn: Drawn | None = None  # the token's log-probabilities, if its request wants them
     prompt: PromptScores | None = None  # nothing else is in such an event, but the digest

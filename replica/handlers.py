@@ -19,7 +19,7 @@ from replica.answer import Answer, GrowingChoice
 from replica.config import ReplicaConfig
 from replica.core.sequence import Sequence
 from replica.echo import Echo
-from replica.edge import json_response, read_object
+from replica.edge import check_fleet, json_response, read_object
 from replica.errors import OnlyMerged, ReplicaError, UnknownModel
 from replica.front import Front
 from replica.intake import Intake
@@ -29,7 +29,7 @@ from replica.text import GrowingText, Vocabulary
 from shared.clock import wall
 from shared.ids import AdapterId
 from shared.logs import request_id
-from shared.wire import ADAPTER_VERSION, REQUEST_ID
+from shared.wire import ADAPTER_VERSION, CACHE_SALT, REQUEST_ID
 
 _SSE: Final = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -97,7 +97,7 @@ class Handlers:
             with_usage=body.stream and body.stream_options.include_usage,
             spell=None if body.top_wanted is None else self._vocabulary.spell,
         )
-        sequences = await self._intake.sequences(reply.id, body, adapter)
+        sequences = await self._intake.sequences(reply.id, body, adapter, self._salt(request))
         echoes = await self._intake.echoes(body, sequences)
         with self._front.generate(sequences) as generation:
             answer = Answer(
@@ -119,6 +119,13 @@ class Handlers:
             response = json_response(await answer.whole())
             response.headers[ADAPTER_VERSION] = answer.digest or ""
             return response
+
+    def _salt(self, request: web.Request) -> str:
+        """Raises NotPermitted when somebody else than the fleet brings one."""
+        salt = request.headers.get(CACHE_SALT, "")
+        if salt:
+            check_fleet(request, self._config.fleet_token)
+        return salt
 
     def _choice(
         self, index: int, seq: Sequence, body: GenerationRequest, echo: Echo

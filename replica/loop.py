@@ -171,6 +171,8 @@ class EngineLoop:
             draining=self._draining,
             merged=None if self._merged is None else self._merged.adapter,
             adapters=self._adapter_states(),
+            pages_cached=self._pool.cached,
+            pages_adapters=self._cache.pages_used,
         )
 
     def _adapter_states(self) -> tuple[AdapterState, ...]:
@@ -228,6 +230,7 @@ class EngineLoop:
         ]
         if events:
             self._tell(lambda: self._listener.delivered(events))
+            self.adapters.carry_out()  # who has ended may have made room for a load
         self._reports.tick(self._clock())
 
     def _prompts(self, step: Step, drawn: Mapping[str, Drawn]) -> list[Event]:
@@ -250,8 +253,11 @@ class EngineLoop:
             error = self._failure(seq, item.reason, drawn)
         first = item.token is not None and len(seq.output) == 1
         scored = drawn if item.token is not None and drawn and drawn.logprob is not None else None
-        digest = self._version(seq) if first else ""
-        return Event(item.seq, item.token, item.finish, digest, error, scored)
+        event = Event(item.seq, item.token, item.finish, error=error, drawn=scored)
+        if not first:
+            return event
+        self._metrics.cached(seq.cached)
+        return replace(event, digest=self._version(seq), cached=seq.cached)
 
     def _version(self, seq: Sequence) -> str:
         return seq.digest if self._merged is None else self._merged.digest

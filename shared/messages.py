@@ -55,12 +55,14 @@ class ReplicaReport:
     running: int
     waiting: int
     pages_total: int
-    pages_free: int
+    pages_free: int  # what a new sequence could have, cached pages included
     max_model_len: int
     heartbeat_s: float  # the longest silence between two reports
     draining: bool = False
     merged: AdapterId | None = None  # folded into the base: it serves this adapter and nothing else
     adapters: tuple[AdapterState, ...] = ()
+    pages_cached: int = 0  # of the free: they hold keys that may be wanted again
+    pages_adapters: int = 0  # held by adapters, in use or idle
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,12 +23,10 @@ def audit(
     assert len(here) == len(running) + len(waiting), "it runs and waits"
     orders = [entry.order for entry in running]
     assert orders == sorted(orders), "running is out of order"
-    pages = [page for entry in here.values() for page in entry.table.pages]
-    assert len(pages) == len(set(pages)) == pool.pages - pool.available
+    tables = [entry.table.pages for entry in here.values()]
+    pool.check([*tables, *cache.holdings()])
     for entry in here.values():
-        entry.check()
+        entry.check(pool.page_tokens)
         held = cache.slot_held(entry.seq.id)
         assert entry.slot == (BASE_SLOT if held is None else held), "a slot without its lease"
-    for entry in running:
-        assert len(entry.table) >= pool.pages_for(entry.seq.computed), "keys off its pages"
     assert all(not entry.table.pages for entry in waiting), "pages are held while waiting"

@@ -7,9 +7,11 @@ their places count as if they were taken, their tokens are not in the sequence y
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from replica.core.pages import BlockTable
+from replica.core.prefix import PageNames
 from replica.core.sequence import Finish, Sequence
 from replica.core.step import BASE_SLOT, PENDING, Row
 
@@ -23,6 +25,8 @@ class Live:
     length_max: int  # where it ends with LENGTH
     table: BlockTable = field(default_factory=BlockTable)
     slot: int = BASE_SLOT
+    names: PageNames | None = None  # of its pages, once its weights are known
+    published: int = 0  # how many of its first pages others can find by name
     admitted: bool = False  # it has started once, and so holds its slot if it needs one
     pending: int = 0  # draws of steps that are under way
 
@@ -39,6 +43,11 @@ class Live:
         return self.pending > 0 and (
             self.length >= self.length_max or seq.grammar is not None or seq.sampling.penalises
         )
+
+    def check(self, page_tokens: int) -> None:
+        assert 0 <= self.seq.computed < self.length <= self.length_max
+        assert self.length == len(self.seq) + self.pending
+        assert self.seq.computed <= len(self.table) * page_tokens, "keys off its pages"
 
     def row(self, tokens: int) -> Row:
         """Its next `tokens` tokens, as part of a step."""
@@ -58,16 +67,16 @@ class Live:
             tuple(output) if seq.grammar is not None or sampling.penalises else (),
             seq.prompt if sampling.repeats_prompt else (),
             seq.grammar,
-            seq.prompt[start + 1 : start + tokens + 1] if self._scores_prompt else (),
+            seq.prompt[start + 1 : start + tokens + 1] if self.scores_prompt else (),
         )
 
     @property
-    def _scores_prompt(self) -> bool:
-        """Once: what has drawn a token has told its prompt's scores."""
+    def scores_prompt(self) -> bool:
+        """Its whole prompt is to be computed; what has drawn a token has told the scores."""
         return self.seq.sampling.prompt_logprobs and not self.seq.output
 
     def advance(self, row: Row) -> None:
-        """The row is being computed, and will have been before any later one."""
+        """The row is under way: what comes later finds it computed, and its token drawn."""
         self.seq.computed = row.end
         if row.samples:
             self.pending += 1
@@ -82,6 +91,10 @@ class Live:
             return Finish.STOP
         return Finish.LENGTH if self.length - self.pending >= self.length_max else None
 
-    def check(self) -> None:
-        assert 0 <= self.seq.computed < self.length <= self.length_max
-        assert self.length == len(self.seq) + self.pending
+
+def tokens_left(entries: Iterable[Live]) -> dict[int, int]:
+    """By slot, how many tokens whoever has most before it may still draw."""
+    left: dict[int, int] = {}
+    for entry in entries:
+        left[entry.slot] = max(left.get(entry.slot, 0), entry.length_max - entry.length)
+    return left

@@ -41,9 +41,10 @@ from replica.engine.adapter_files import (
     signature,
 )
 from replica.engine.bad_adapter import BadAdapter
-from replica.engine.host_adapter import HostAdapter, pack, packed_bytes
+from replica.engine.host_adapter import HostAdapter, pack, packed_bytes, ranks_of
 from replica.engine.model_config import ModelConfig
 from replica.engine.safetensors_header import TensorEntry
+from replica.engine.sections import page_elements, pages_of
 from replica.engine.weights import torch_dtype
 from shared.ids import AdapterId
 
@@ -68,6 +69,7 @@ class Found:
     digest: str
     rank: int  # the largest of its modules
     size_bytes: int  # in host memory
+    pages: int  # of the engine's pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +99,19 @@ class _Verdict:
 
 class AdapterFolder:
     def __init__(
-        self, root: Path, max_rank: int, model_config: ModelConfig, dtype: str = "float32"
+        self,
+        root: Path,
+        max_rank: int,
+        model_config: ModelConfig,
+        dtype: str = "float32",
+        page_tokens: int = 16,
     ) -> None:
         """`dtype` is the engine's: weights are cast to it once, on their way into host memory."""
         self._root = root.resolve(strict=True)
         self._max_rank = max_rank
         self._model = model_config
         self._dtype = torch_dtype(dtype)
+        self._page_elements = page_elements(model_config, page_tokens)
         self._verdicts: dict[AdapterId, _Verdict] = {}
 
     def scan(self) -> list[Found | Refused]:
@@ -163,7 +171,8 @@ class AdapterFolder:
             return _Verdict(before, _refused(adapter, bad))
         ranks = {module: pair.rank for module, pair in opened.files.pairs.items()}
         size = packed_bytes(self._model, ranks, self._dtype.itemsize)
-        return _Verdict(opened.signatures, Found(adapter, digest, opened.files.rank, size))
+        pages = pages_of(ranks_of(self._model, ranks), self._model, self._page_elements)
+        return _Verdict(opened.signatures, Found(adapter, digest, opened.files.rank, size, pages))
 
     def _open(self, stack: ExitStack, adapter: AdapterId) -> _Opened:
         if not _NAME.fullmatch(adapter):

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, linear, silu
+from torch.nn.functional import embedding, silu
 
 from replica.engine.attention import AttentionPlan
 from replica.engine.kernels import GatheredPlan
 from replica.engine.lora import LoraLinear
+from replica.engine.quantised import product
 from replica.engine.rope import rope_frequencies
 from replica.engine.weights import BaseWeights, LayerWeights
 
@@ -74,7 +75,7 @@ class Model:
     def logits(self, h: Tensor) -> Tensor:
         """Of some tokens' hidden states [n, hidden]: [n, vocab] in float32."""
         h = rms_norm(h, self._weights.norm, self._config.rms_norm_eps)
-        return linear(h, self._weights.head).float()
+        return product(h, self._weights.head, None).float()
 
     def _rotated(self, qkv: Tensor, layer: LayerWeights, rotation: tuple[Tensor, Tensor]) -> Tensor:
         """qkv [tokens, (heads + 2 kv) d] -> [tokens, heads + 2 kv, d], queries and keys ready."""

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from replica.engine.packed import PackedMatrix
+
 E4M3_MAX: Final = 448.0
 
 _BLOCK_ELEMENTS: Final = 1 << 20
@@ -56,7 +58,7 @@ class Fp8Matrix:
         return wide.to(dtype)
 
 
-Matrix: TypeAlias = Tensor | Fp8Matrix
+Matrix: TypeAlias = Tensor | Fp8Matrix | PackedMatrix
 """Weights [out, in] of one linear map."""
 
 Product = Callable[[Tensor, Fp8Matrix, Tensor | None], Tensor]
@@ -68,6 +70,8 @@ PRODUCTS: Final[dict[str, Product]] = {}
 
 def product(x: Tensor, W: Matrix, bias: Tensor | None) -> Tensor:
     """x Wᵀ + bias."""
+    if isinstance(W, PackedMatrix):
+        return W.product(x, bias)
     if isinstance(W, Fp8Matrix):
         return PRODUCTS.get(x.device.type, computed_up)(x, W, bias)
     return linear(x, W, bias)

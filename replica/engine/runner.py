@@ -15,7 +15,6 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from replica.core.pages import PagePool
 from replica.core.segments import segments
 from replica.core.step import Row, Step
 from replica.engine import kernels
@@ -55,16 +54,18 @@ class Runner:
         if threads > 0:
             torch.set_num_threads(threads)
         weights = load_base(
-            base_dir, torch_dtype(dtype), device, merged=merged, quantization=quantization
+            base_dir,
+            torch_dtype(dtype),
+            device,
+            merged=merged,
+            quantization=quantization,
+            packed=True,
         )
         self.config: ModelConfig = weights.config
         self._model = Model(weights)
-        self._spare = PagePool(pages=pages * 2, page_tokens=page_tokens)
-        self._owned: dict[int, list[int]] = {}
-        self._pages = pages
         self._arena = Arena(
             config=weights.config,
-            pages=pages * 3,
+            pages=pages,
             page_tokens=page_tokens,
             slots=slots,
             max_rank=max_rank,
@@ -72,20 +73,17 @@ class Runner:
             device=torch.device(device),
         )
 
-    def load(self, slot: int, adapter: HostAdapter, pages: Sequence[int] | None = None) -> None:
+    def pages_of(self, adapter: HostAdapter) -> int:
+        """How many pages `load` wants for it."""
+        return self._arena.pages_of(adapter)
+
+    def load(self, slot: int, adapter: HostAdapter, pages: Sequence[int]) -> None:
         """Put an adapter into pages it owns and name them in a slot, replacing what was there."""
-        if pages is None:
-            self.clear(slot)
-            taken = self._spare.allocate(self._arena.pages_of(adapter))
-            assert taken is not None
-            self._owned[slot] = taken
-            pages = [page + self._pages for page in taken]
         self._arena.place(slot, adapter, pages)
 
     def clear(self, slot: int) -> None:
         """Empty a slot. A row that names it afterwards is an error, never the base's answer."""
         self._arena.clear(slot)
-        self._spare.free(self._owned.pop(slot, []))
 
     def run(self, step: Step) -> dict[str, int]:
         """Sequence id to token, for rows that sample. `BROKEN` (-1) is a row whose logits are not

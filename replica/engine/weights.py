@@ -25,6 +25,7 @@ from torch import Tensor
 from replica.engine.host_adapter import HostAdapter
 from replica.engine.merged import Merge
 from replica.engine.model_config import BadBase, Group, ModelConfig
+from replica.engine.packed import PackedMatrix, available
 from replica.engine.quantised import Fp8Matrix, Matrix, Quantization
 from replica.engine.tiny import tiny_adapter, tiny_model
 
@@ -59,7 +60,7 @@ class BaseWeights:
     embed: Tensor  # [vocab, hidden]
     layers: tuple[LayerWeights, ...]
     norm: Tensor  # [hidden]
-    head: Tensor  # [vocab, hidden]; the same storage as `embed` when tied
+    head: Matrix  # [vocab, hidden]; plain, it has the storage of a tied `embed`
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -74,26 +75,32 @@ def load_base(
     *,
     merged: HostAdapter | None = None,
     quantization: Quantization = Quantization.NONE,
+    packed: bool = False,
 ) -> BaseWeights:
     """Read every weight of `folder` once, tensor by tensor; raises BadBase with the reason.
 
-    `merged` is folded in; it is best packed in float32, for it is rounded to `dtype` only then.
+    `merged` is folded in. `packed` lays matrices out for the CPU's product where that is quicker;
+    of a tied embedding there are then two copies, a plain one to look tokens up in.
     """
     config = ModelConfig.from_dir(folder)
     hidden, vocab = config.hidden_size, config.vocab_size
     merge = None if merged is None else Merge(merged, config)
+    packed = (
+        packed and dtype is torch.float32 and torch.device(device).type == "cpu" and available()
+    )
     with ExitStack() as stack:
         reader = _Reader(folder, stack, dtype, device)
         embed = reader.read("model.embed_tokens.weight", vocab, hidden)
         layers = tuple(
-            _layer(reader, config, layer, merge, quantization) for layer in range(config.num_layers)
+            _layer(reader, config, layer, merge, quantization, packed)
+            for layer in range(config.num_layers)
         )
         norm = reader.read("model.norm.weight", hidden)
         tied = config.tie_word_embeddings and not reader.has("lm_head.weight")
         head = embed if tied else reader.read("lm_head.weight", vocab, hidden)
         if config.tie_word_embeddings and torch.equal(head, embed):
             head = embed  # a tied head that was saved as well; one that differs is meant to
-        return BaseWeights(config, embed, layers, norm, head)
+        return BaseWeights(config, embed, layers, norm, PackedMatrix.of(head) if packed else head)
 
 
 def _layer(
@@ -102,16 +109,19 @@ def _layer(
     layer: int,
     merge: Merge | None,
     quantization: Quantization,
+    packed: bool,
 ) -> LayerWeights:
     at = f"model.layers.{layer}"
 
     def matrix(index: int, group: Group) -> Matrix:
-        if merge is None and quantization is Quantization.NONE:
-            return reader.fused(at, group, reader.dtype)
-        W = reader.fused(at, group, torch.float32)
+        exact = merge is not None or quantization is Quantization.FP8
+        W = reader.fused(at, group, torch.float32 if exact else reader.dtype)
         if merge is not None:
             merge.fold(W, layer, index)
-        return Fp8Matrix.of(W) if quantization is Quantization.FP8 else W.to(reader.dtype)
+        if quantization is Quantization.FP8:
+            return Fp8Matrix.of(W)
+        W = W.to(reader.dtype)
+        return PackedMatrix.of(W) if packed else W
 
     weights = LayerWeights(
         input_norm=reader.read(f"{at}.input_layernorm.weight", config.hidden_size),

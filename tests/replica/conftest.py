@@ -58,13 +58,13 @@ class Served:
                 await asyncio.sleep(0.005)
 
     async def idle(self, within_s: float = 5) -> None:
-        """Nothing runs or waits, every page is free, no slot is held: and the core agrees."""
+        """Nothing runs or waits, pages are free or of idle adapters, and the core agrees."""
 
         def is_idle() -> bool:
             report = self.replica.front.report
             held = any(state.running for state in report.adapters)
             # The report may be of just before: the pool is what it is now.
-            free = engine.pool.available == engine.pool.pages
+            free = engine.pool.available + engine.cache.pages_used == engine.pool.pages
             return free and report.running == report.waiting == 0 and not held
 
         engine = self.replica.engine

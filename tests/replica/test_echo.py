@@ -123,7 +123,7 @@ async def test_scores_survive_preemption_and_neighbours(serve: Any) -> None:
     """The oldest move on and the newest start again: from the first token, and once."""
     roomy = await serve(max_loras=2)
     tight = await serve(
-        **{"max_loras": 2, "pages": 32, "page_tokens": 8, "max_lora_rank": 8},
+        **{"max_loras": 2, "pages": 48, "page_tokens": 8, "max_lora_rank": 8},
         **{"max_step_tokens": 24, "max_running": 8},
     )
     models = ("tiny", "ada", "bob", "tiny", "ada", "bob")
@@ -163,6 +163,15 @@ async def test_a_prompt_of_one_token_has_one_entry(serve: Any) -> None:
     [choice] = (await _complete(served, prompt=[65], max_tokens=0))["choices"]
     assert choice["logprobs"]["token_logprobs"] == [None]
     assert choice["logprobs"]["text_offset"] == [0]
+
+
+async def test_what_was_cached_is_scored_all_the_same(serve: Any) -> None:
+    served = await serve()
+    plain = await _complete(served, logprobs=None)
+    first, second = [await _complete(served) for _ in range(2)]
+    assert first["choices"] == second["choices"]
+    assert first["choices"][0]["text"] == plain["choices"][0]["text"]
+    assert None not in first["choices"][0]["logprobs"]["token_logprobs"][1:]
 
 
 async def test_no_tokens_and_no_echo_is_refused(serve: Any) -> None:

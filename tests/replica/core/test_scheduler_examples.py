@@ -20,7 +20,6 @@ def test_one_step_mixes_several_adapters_and_none(engine_thread: Any) -> None:
         thread.add(adapter)
     step = thread.turn()
     assert [row.slot for row in step.rows] == [-1, -1, 0, 0, 1]
-    assert thread.scheduler.running_adapters() == ("a", "b")
 
 
 def test_decoding_comes_before_prefilling_and_prompts_fill_the_rest_in_chunks(
@@ -195,8 +194,8 @@ def test_a_waiter_that_leaves_takes_its_wish_with_it(engine_thread: Any) -> None
     thread = engine_thread(slots=1)
     thread.offer("a")
     seq = thread.add("a")
-    assert thread.scheduler.fail(seq.id, 2.0)
-    assert not thread.scheduler.fail(seq.id, 3.0)
+    assert thread.scheduler.abort(seq.id, Finish.ERROR, 2.0)
+    assert not thread.scheduler.abort(seq.id, Finish.ERROR, 3.0)
     assert (seq.finish, seq.ended_at) == (Finish.ERROR, 2.0)
     assert thread.cache.poll(3.0) == []
 

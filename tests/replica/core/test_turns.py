@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replica.core.adapter_cache import AdapterCache, Load
+from replica.core.pages import PagePool
 from replica.core.turns import Turns
 from shared.ids import AdapterId
 
@@ -121,9 +122,9 @@ def test_a_waiter_that_leaves_opens_the_slot_again(engine_thread: Any) -> None:
 
 
 def test_the_slot_expected_free_first_drains_and_the_choice_stands() -> None:
-    cache = AdapterCache(slots=2, host_max=2)
+    cache = AdapterCache(slots=2, host_max=2, pool=PagePool(pages=1, page_tokens=1))
     for name in ("a", "b", "c"):
-        cache.offer(AdapterId(name), "v1", 8, 100)
+        cache.offer(AdapterId(name), "v1", 8, 100, 0)
     for seq in ("a", "b"):
         cache.want(AdapterId(seq), seq, 0.0)
     for load in cache.poll(0.0):

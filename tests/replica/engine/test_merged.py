@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_driver import Driver
+from engine_driver import Driver, load, pool_pages
 
 from replica.core.step import BASE_SLOT
 from replica.engine.adapter_store import AdapterFolder
@@ -40,12 +40,12 @@ def _runner(home: Path, name: str, dtype: str, *, merged: bool) -> tuple[Runner,
         dtype=dtype,
         slots=1,
         max_rank=64,
-        pages=32,
+        pages=pool_pages(32, 1),
         page_tokens=16,
         merged=host if merged else None,
     )
     if not merged:
-        runner.load(0, host)
+        load(runner, 0, host, 32)
     return runner, BASE_SLOT if merged else 0
 
 
@@ -80,14 +80,15 @@ def test_merged_greedy_text_is_that_of_the_adapter_beside_the_base(home: Path, n
 
 def test_in_bfloat16_the_sum_is_rounded_once(home: Path) -> None:
     """The merged matrix is the nearest to the exact sum: not that of two rounded terms."""
-    runner, _ = _runner(home, "all", "bfloat16", merged=True)
-    exact, _ = _runner(home, "all", "float32", merged=True)
-    for one, other in zip(_matrices(runner), _matrices(exact), strict=True):
-        assert torch.equal(one, other.bfloat16())
-
-
-def _matrices(runner: Runner) -> list[torch.Tensor]:
-    return [W for layer in runner._model._weights.layers for W in layer.groups]  # type: ignore[misc]
+    config = ModelConfig.from_dir(home / "base")
+    host = AdapterFolder(home / "adapters", 64, config).read(AdapterId("all"))
+    exact, rounded = (
+        load_base(home / "base", dtype, "cpu", merged=host)
+        for dtype in (torch.float32, torch.bfloat16)
+    )
+    for one, other in zip(exact.layers, rounded.layers, strict=True):
+        for wide, narrow in zip(one.groups, other.groups, strict=True):
+            assert torch.equal(wide.bfloat16(), narrow)
 
 
 @pytest.mark.parametrize("rank", [1, 16, 33])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_driver import Driver
+from engine_driver import Driver, load, pool_pages
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -90,11 +90,11 @@ def test_next_tokens_are_nearly_those_of_the_full_base(home: Path, dtype: str) -
             dtype=dtype,
             slots=1,
             max_rank=64,
-            pages=32,
+            pages=pool_pages(32, 1),
             page_tokens=16,
             quantization=quantization,
         )
-        runner.load(0, host)
+        load(runner, 0, host, 32)
         driver = Driver(runner, pages=32, page_tokens=16)
         for at in range(4):
             driver.add(str(at), range(3 + at, 23 + 5 * at), (0, BASE_SLOT)[at % 2])
