@@ -25,7 +25,7 @@ import typer
 
 from replica.bench.closed_loop import Measured, closed_loop
 from replica.bench.random_base import llama, random_adapter, random_base, small
-from replica.core.adapter_cache import AdapterCache, Load
+from replica.core.adapter_cache import AdapterCache, Evict, Load
 from replica.core.pages import PagePool
 from replica.core.scheduler import Scheduler
 from replica.core.sequence import Sampling
@@ -96,15 +96,15 @@ class Bench:
         )  # fmt: skip
         self.graphs_s = time.perf_counter() - began
         self.pool = PagePool(pages=pages, page_tokens=page_tokens)
-        self.cache = AdapterCache(slots=max(1, slots), host_max=max(1, len(ranks)))
+        self.cache = AdapterCache(slots=max(1, slots), host_max=max(1, len(ranks)), pool=self.pool)
         for host in self._hosts.values():
-            self.cache.offer(host.adapter, host.digest, host.rank, host.size_bytes)
+            wanted = self.runner.pages_of(host)
+            self.cache.offer(host.adapter, host.digest, host.rank, host.size_bytes, wanted)
             self.cache.read(host.adapter, host.digest)
         self.scheduler = Scheduler(
             pool=self.pool, cache=self.cache, max_running=max_running,
             max_step_tokens=max_step_tokens, eos_ids=config.eos_token_ids, max_model_len=4096,
         )  # fmt: skip
-        self._owned: dict[int, list[int]] = {}
         self._serial = 0
 
     def _make_adapters(self, dtype: torch.dtype, *, pinned: bool) -> dict[str, HostAdapter]:
@@ -124,18 +124,13 @@ class Bench:
         """What the cache wants; copies are queued behind the steps under way."""
         for command in self.cache.poll(0.0):
             if isinstance(command, Load):
-                host = self._hosts[command.adapter]
-                self._give_back(command.slot)
-                pages = self.pool.allocate(self.runner.arena.pages_of(host))
-                assert pages is not None, "raise cache_tokens: adapters have no room"
-                self._owned[command.slot] = pages
-                self.runner.load(command.slot, host, pages)
+                host, slot = self._hosts[command.adapter], command.slot
+                self.runner.load(slot, host, self.cache.pages_in(slot))
                 if command.tier is Tier.DISK:
                     self.cache.read(command.adapter, command.digest)
-                self.cache.loaded(command.adapter, command.digest, command.slot)
-
-    def _give_back(self, slot: int) -> None:
-        self.pool.free(self._owned.pop(slot, []))
+                self.cache.loaded(command.adapter, command.digest, slot)
+            elif isinstance(command, Evict):
+                self.runner.clear(command.slot)
 
     def requests(self, work: Work, seed: int) -> list[Request]:
         sampling = Sampling(max_tokens=work.output, temperature=0.0, ignore_eos=True)
@@ -180,7 +175,8 @@ class Bench:
 def cell(work: Work, measured: Measured) -> dict[str, Any]:
     """One line of the table."""
     pure = [s for s, rows, tokens in measured.steps if rows == tokens == work.concurrency]
-    vllm = VLLM.get(work.concurrency, {}).get(work.mix)
+    same = (work.prompt, work.output) == (256, 128)
+    vllm = VLLM.get(work.concurrency, {}).get(work.mix) if same else None
     rate = measured.tokens / measured.wall_s
     return {
         "concurrency": work.concurrency,

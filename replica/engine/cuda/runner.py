@@ -92,6 +92,10 @@ class CudaRunner:
             with torch.inference_mode():
                 self._graphs.capture(tuple(Mix) if slots else (Mix.NONE,))
 
+    def pages_of(self, adapter: HostAdapter) -> int:
+        """How many pages `load` wants for it."""
+        return self.arena.pages_of(adapter)
+
     def load(self, slot: int, adapter: HostAdapter, pages: Sequence[int]) -> None:
         """Put an adapter into pages it owns and name them in a slot, replacing what was there."""
         self.arena.place(slot, adapter, pages)

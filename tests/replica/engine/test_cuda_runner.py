@@ -45,23 +45,23 @@ class Pair:
 
         config = tiny_model(folder / "base", **base)
         self.reference = Runner(
-            base_dir=folder / "base", slots=SLOTS, max_rank=RANK, pages=PAGES,
+            base_dir=folder / "base", slots=SLOTS, max_rank=RANK, pages=3 * PAGES,
             page_tokens=PAGE_TOKENS,
         )  # fmt: skip
         self.ours = CudaRunner(
             weights=load_base(folder / "base", torch.float32, DEVICE),
-            slots=SLOTS, max_rank=RANK, pages=2 * PAGES, page_tokens=PAGE_TOKENS, max_running=4,
+            slots=SLOTS, max_rank=RANK, pages=3 * PAGES, page_tokens=PAGE_TOKENS, max_running=4,
             max_step_tokens=64, max_model_len=128, graph_sizes=(1, 2, 4),
         )  # fmt: skip
         (folder / "adapters").mkdir()
         store = AdapterFolder(folder / "adapters", RANK, config)
-        free = list(range(PAGES, 2 * PAGES))
+        free = list(range(PAGES, 3 * PAGES))
         for slot, rank in enumerate((RANK, 3)):
             tiny_adapter(folder / "adapters" / f"a{slot}", config, seed=slot, r=rank)
             host = store.read(AdapterId(f"a{slot}"))
-            self.reference.load(slot, host)
-            wanted = self.ours.arena.pages_of(host)
-            self.ours.load(slot, host, [free.pop() for _ in range(wanted)])
+            for runner in (self.reference, self.ours):
+                pages = [free.pop() for _ in range(runner.pages_of(host))]
+                runner.load(slot, host, pages)
 
     def check(self, chunk: int) -> None:
         """Three sequences, two adapters and none, in chunks; then one leaves and they decode."""
