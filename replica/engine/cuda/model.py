@@ -21,6 +21,7 @@ from replica.engine.cuda.linear import Linear
 from replica.engine.cuda.norm import Rows, add_norm, quantise
 from replica.engine.cuda.places import Places
 from replica.engine.cuda.prefill import attend_stretches
+from replica.engine.cuda.product import Product
 from replica.engine.cuda.rotate import rotate, rotations
 from replica.engine.model_config import Group, ModelConfig
 from replica.engine.rope import rope_frequencies
@@ -80,10 +81,10 @@ class CudaModel:
         """Hidden states [tokens, hidden]; writes the new keys and values into `kv`
         [pages, layers, 2, page_tokens, kv_heads, d]."""
         h = embedding(batch.ids, self._embed)
-        delta = None
+        delta: Product | None = None
         for index, layer in enumerate(self._layers):
             delta = self._layer(batch, kv[:, index], h, delta, index, layer)
-        return h if delta is None else h.add_(delta)
+        return h if delta is None else h.add_(delta.settle())
 
     def logits(self, h: Tensor, out: Tensor | None = None) -> Tensor:
         """Of some tokens' hidden states [n, hidden], contiguous: [n, vocab] in float32, in `out`
@@ -96,26 +97,28 @@ class CudaModel:
         return out.copy_(linear(x, self._head))
 
     def _layer(
-        self, batch: Batch, kv: Tensor, h: Tensor, delta: Tensor | None, index: int, layer: _Layer
-    ) -> Tensor:
+        self, batch: Batch, kv: Tensor, h: Tensor, delta: Product | None, index: int, layer: _Layer
+    ) -> Product:
         """Changes h [tokens, hidden] in place; returns what is still to be added to it."""
         config, groups = self.config, self.config.groups
         eps, linears = config.rms_norm_eps, layer.linears
 
-        def apply(which: int, rows: Rows) -> Tensor:
-            y = linears[which](rows)
-            if batch.adapters is not None:
-                batch.adapters.add(rows.x, y, index, which, groups[which])
-            return y
+        def apply(which: int, rows: Rows) -> Product:
+            product = linears[which](rows)
+            if batch.adapters is None:
+                return product
+            y = product.settle()
+            batch.adapters.add(rows.x, y, index, which, groups[which])
+            return Product(y)
 
         qkv = apply(0, add_norm(h, delta, layer.input_norm, eps, quantised=linears[0].quantised))
         rotate(qkv, kv, batch.places, self._rotation, layer.qk_norm, eps)
         width = config.num_heads * config.head_dim
         attended = torch.empty(h.shape[0], width, dtype=h.dtype, device=h.device)
         if batch.single is not None:
-            attend_rows(qkv, kv, attended, batch.places, batch.single, layer.window)
+            attend_rows(qkv.raw, kv, attended, batch.places, batch.single, layer.window)
         if batch.blocks is not None:
-            attend_stretches(qkv, kv, attended, batch.places, batch.blocks, layer.window)
+            attend_stretches(qkv.raw, kv, attended, batch.places, batch.blocks, layer.window)
         o = apply(1, quantise(attended) if linears[1].quantised else Rows(attended))
         x = add_norm(h, o, layer.post_norm, eps, quantised=linears[2].quantised)
         inner = gated(apply(2, x))

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from replica.engine.cuda.product import Product
 from replica.engine.quantised import E4M3_MAX
 
 
@@ -45,16 +46,20 @@ def to_float8(y, row, x8, scale, columns, mask, width, LARGEST: tl.constexpr):  
 
 @triton.jit
 def _add_norm(  # type: ignore[no-untyped-def]
-    h, delta, weight, y, y8, scale, width, eps,
-    ADD: tl.constexpr, QUANTISED: tl.constexpr, LARGEST: tl.constexpr, BLOCK: tl.constexpr,
+    h, delta, by_row, by_column, weight, y, y8, scale, width, eps,
+    ADD: tl.constexpr, SCALED: tl.constexpr, QUANTISED: tl.constexpr, LARGEST: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     mask = columns < width
     x = tl.load(h + row * width + columns, mask=mask, other=0.0)
     if ADD:
-        d = tl.load(delta + row * width + columns, mask=mask, other=0.0)
-        x = (x.to(tl.float32) + d.to(tl.float32)).to(h.dtype.element_ty)
+        d = tl.load(delta + row * width + columns, mask=mask, other=0.0).to(tl.float32)
+        if SCALED:
+            d *= tl.load(by_row + row) * tl.load(by_column + columns, mask=mask, other=0.0)
+            d = d.to(h.dtype.element_ty).to(tl.float32)
+        x = (x.to(tl.float32) + d).to(h.dtype.element_ty)
         tl.store(h + row * width + columns, x, mask=mask)
     x = x.to(tl.float32)
     x = x / tl.sqrt(tl.sum(x * x, axis=0) / width + eps)
@@ -66,17 +71,18 @@ def _add_norm(  # type: ignore[no-untyped-def]
 
 
 def add_norm(
-    h: Tensor, delta: Tensor | None, weight: Tensor, eps: float, *, quantised: bool = False
+    h: Tensor, delta: Product | None, weight: Tensor, eps: float, *, quantised: bool = False
 ) -> Rows:
-    """h [tokens, width] contiguous, changed in place; delta likewise, or None to add nothing."""
+    """h [tokens, width] contiguous, changed in place; delta None adds nothing."""
     tokens, width = h.shape
     out = Rows.empty(tokens, width, h, quantised=quantised)
+    adds, delta = delta is not None, delta or Product(h)
     block = triton.next_power_of_2(width)
     _add_norm[(tokens,)](
-        h, h if delta is None else delta, weight, out.x,
+        h, delta.raw, *delta.scales, weight, out.x,
         out.x if out.x8 is None else out.x8, out.x if out.scale is None else out.scale,
         width, eps,
-        ADD=delta is not None, QUANTISED=quantised, LARGEST=E4M3_MAX, BLOCK=block,
+        ADD=adds, SCALED=delta.scaled, QUANTISED=quantised, LARGEST=E4M3_MAX, BLOCK=block,
         num_warps=min(8, max(1, block // 512)),
     )  # fmt: skip
     return out

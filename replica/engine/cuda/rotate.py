@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from replica.engine.cuda.places import Places
+from replica.engine.cuda.product import Product
 
 _HEADS = 8
 """Heads a program turns at once."""
@@ -22,10 +23,10 @@ _HEADS = 8
 
 @triton.jit
 def _rotate(  # type: ignore[no-untyped-def]
-    qkv, rotation, norms, kv, tables, seats, positions,
+    qkv, by_row, by_column, rotation, norms, kv, tables, seats, positions,
     heads, kv_heads, kv_page, kv_half, table_row, eps,
-    NORMED: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr,
-    HEADS: tl.constexpr,
+    SCALED: tl.constexpr, NORMED: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr,
+    HALF: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     position = tl.load(positions + token)
@@ -40,6 +41,14 @@ def _rotate(  # type: ignore[no-untyped-def]
     row = qkv + token * total * D
     a0 = tl.load(row + lower, mask=live, other=0.0)
     b0 = tl.load(row + upper, mask=live, other=0.0)
+    if SCALED:
+        scale = tl.load(by_row + token)
+        a0 = (a0.to(tl.float32) * scale * tl.load(by_column + lower, mask=live, other=0.0)).to(
+            a0.dtype
+        )
+        b0 = (b0.to(tl.float32) * scale * tl.load(by_column + upper, mask=live, other=0.0)).to(
+            b0.dtype
+        )
     turns = (head < heads + kv_heads)[:, None]
     a, b = a0.to(tl.float32), b0.to(tl.float32)
     if NORMED:
@@ -70,19 +79,26 @@ def _rotate(  # type: ignore[no-untyped-def]
 
 
 def rotate(
-    qkv: Tensor, kv: Tensor, places: Places, rotation: Tensor, norms: Tensor | None, eps: float
+    product: Product,
+    kv: Tensor,
+    places: Places,
+    rotation: Tensor,
+    norms: Tensor | None,
+    eps: float,
 ) -> None:
-    """qkv [tokens, (heads + 2 kv_heads) d] contiguous; kv [pages, 2, page_tokens, kv_heads, d] is
-    one layer's view of the pool; rotation [positions, d] float32: cosines, then sines."""
+    """product [tokens, (heads + 2 kv_heads) d], whose q are overwritten; kv [pages, 2, page_tokens,
+    kv_heads, d], one layer's view of the pool; rotation [positions, d] float32: cosines, then sines.
+    """
     _, _, page, kv_heads, d = kv.shape
+    qkv = product.raw
     total = qkv.shape[1] // d
     grid = (qkv.shape[0], triton.cdiv(total, _HEADS))
     _rotate[grid](
-        qkv, rotation, rotation if norms is None else norms, kv,
+        qkv, *product.scales, rotation, rotation if norms is None else norms, kv,
         places.tables, places.seats, places.positions,
         total - 2 * kv_heads, kv_heads, kv.stride(0), kv.stride(1), places.tables.stride(0), eps,
-        NORMED=norms is not None, PAGE=page, D=d, HALF=triton.next_power_of_2(d // 2),
-        HEADS=_HEADS, num_warps=4,
+        SCALED=product.scaled, NORMED=norms is not None, PAGE=page, D=d,
+        HALF=triton.next_power_of_2(d // 2), HEADS=_HEADS, num_warps=4,
     )  # fmt: skip
 
 

@@ -1,15 +1,13 @@
 """Expand in Triton:  y[i, columns of s] += v_i,s Bt_slot(i),s  for the slices s of a group.
 
     v is what `shrink` left: float32 planes, added here in their order, or the reduced v
-    y [rows, sum of N]; a program owns BN columns of one slice of its rows, so nothing races
+    y [rows, sum of N]; a program owns WIDE columns of one slice of its rows, so nothing races
 
-`expand_rows` takes one row a program, in registers; `expand_tiles` a chunk of rows through
-`tl.dot`, RB ranks at a time, the next ones on their way; `expand_columns` keeps a chunk's whole v
-and streams COLUMNS tiles of Bt past it. A rank beyond the adapter's own costs neither bytes nor, in
-steps of RB, time.
+`expand_rows` multiplies one row in registers, `expand_chunks` rows of one adapter through `tl.dot`.
+Ranks beyond the adapter's own cost no bytes.
 
-With PDL, Bt and y are loaded before the wait. y is safe to: the shrink lets this launch begin only
-after its own wait, so what wrote y before the shrink is complete.
+With PDL a row's Bt and y are loaded before the wait. y is safe to: the shrink lets this launch
+begin only after its own wait, so what wrote y before the shrink is complete.
 """
 
 from __future__ import annotations
@@ -62,49 +60,56 @@ def _row_v(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["module", "capacity"])
 def expand_rows(  # type: ignore[no-untyped-def]
-    y, pool, planes, sections, ranks, order, records, module, capacity, y_row,
-    section_slot, rank_slot,
+    y, pool, planes, sections, ranks, order, records, module, capacity, y_row, section_slot,
+    rank_slot,
     N0: tl.constexpr, N1: tl.constexpr, N2: tl.constexpr, SLICES: tl.constexpr,
-    TILES: tl.constexpr, RB: tl.constexpr, BN: tl.constexpr, PLANES: tl.constexpr,
+    TILES: tl.constexpr, RB: tl.constexpr, WIDE: tl.constexpr, PLANES: tl.constexpr,
     PADDED: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    """RB ranks at a time; where the next ones lie is looked up while these travel."""
     R: tl.constexpr = TILES * 16
-    NT: tl.constexpr = (N0 + BN - 1) // BN + (N1 + BN - 1) // BN + (N2 + BN - 1) // BN
+    NT: tl.constexpr = (N0 + WIDE - 1) // WIDE + (N1 + WIDE - 1) // WIDE + (N2 + WIDE - 1) // WIDE
     e = tl.program_id(0) // NT
-    part, number, width, start = _columns(tl.program_id(0) % NT, N0, N1, N2, BN)
+    part, number, width, start = _columns(tl.program_id(0) % NT, N0, N1, N2, WIDE)
     if EVEN:
         width = tl.multiple_of(width, 16)
-    n = number * BN + tl.arange(0, BN)
+    n = number * WIDE + tl.arange(0, WIDE)
     position = tl.load(records + e * 4)
     live = tl.load(records + e * 4 + 1) > 0
     slot = tl.load(records + e * 4 + 2)
-    rank = tl.load(ranks + slot.to(tl.int64) * rank_slot + module + part)
-    if live & (rank > 0):
+    offsets, exists = section(
+        sections, ranks, slot, module + part, 1, 0, RB, live, section_slot, rank_slot, TILES
+    )
+    rank = tl.load(
+        ranks + slot.to(tl.int64) * rank_slot + module + part, mask=live, other=0,
+        eviction_policy="evict_last",
+    )  # fmt: skip
+    if rank > 0:
         row = tl.load(order + position).to(tl.int64)
-        offsets, exists = section(
-            sections, ranks, slot, module + part, 1, 0, RB, True, section_slot, rank_slot, TILES
-        )
         b = _load_b(pool, offsets, exists, n, width, RB, EVEN)
+        if R > RB:
+            offsets, exists_next = section(
+                sections, ranks, slot, module + part, 1, RB // 16, RB, True, section_slot,
+                rank_slot, TILES,
+            )  # fmt: skip
         at = y + row * y_row + start + n
         old = tl.load(at) if EVEN else tl.load(at, mask=n < width, other=0.0)
         if PDL:
             tl.extra.cuda.gdc_wait()
         stride = SLICES * capacity * R
         v_at = (part * capacity + position) * R
-        if R <= RB:
-            v = _row_v(planes, v_at, exists, stride, RB, PLANES, PADDED)
-            acc = tl.sum(b.to(tl.float32) * v[:, None], axis=0)
-        else:
-            acc = tl.zeros((BN,), tl.float32)
-            for first in range(0, rank, RB):
-                here, was = b, exists
-                offsets, exists = section(
+        v = _row_v(planes, v_at, exists, stride, RB, PLANES, PADDED)
+        acc = tl.sum(b.to(tl.float32) * v[:, None], axis=0)
+        if R > RB:
+            for first in range(RB, rank, RB):
+                exists = exists_next
+                b = _load_b(pool, offsets, exists, n, width, RB, EVEN)
+                v = _row_v(planes, v_at + first, exists, stride, RB, PLANES, PADDED)
+                offsets, exists_next = section(
                     sections, ranks, slot, module + part, 1, (first + RB) // 16, RB, True,
                     section_slot, rank_slot, TILES,
                 )  # fmt: skip
-                b = _load_b(pool, offsets, exists, n, width, RB, EVEN)
-                v = _row_v(planes, v_at + first, was, stride, RB, PLANES, PADDED)
-                acc += tl.sum(here.to(tl.float32) * v[:, None], axis=0)
+                acc += tl.sum(b.to(tl.float32) * v[:, None], axis=0)
         new = (old.to(tl.float32) + acc).to(y.dtype.element_ty)
         if EVEN:
             tl.store(at, new)
@@ -132,81 +137,17 @@ def _chunk_v(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["module", "capacity", "launched"])
-def expand_tiles(  # type: ignore[no-untyped-def]
+def expand_chunks(  # type: ignore[no-untyped-def]
     y, pool, planes, v, sections, ranks, order, records, module, capacity, launched, y_row,
     section_slot, rank_slot,
     N0: tl.constexpr, N1: tl.constexpr, N2: tl.constexpr, SLICES: tl.constexpr,
-    TILES: tl.constexpr, RB: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    PLANES: tl.constexpr, PADDED: tl.constexpr, EVEN: tl.constexpr, REDUCED: tl.constexpr,
-    PDL: tl.constexpr,
+    TILES: tl.constexpr, RB: tl.constexpr, BM: tl.constexpr, WIDE: tl.constexpr, BN: tl.constexpr,
+    PLANES: tl.constexpr, PADDED: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr,
+    REDUCED: tl.constexpr, LOOP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    R: tl.constexpr = TILES * 16
-    NT: tl.constexpr = (N0 + BN - 1) // BN + (N1 + BN - 1) // BN + (N2 + BN - 1) // BN
-    e = tl.program_id(0) // NT
-    part, number, width, start = _columns(tl.program_id(0) % NT, N0, N1, N2, BN)
-    if EVEN:
-        width = tl.multiple_of(width, 16)
-    n = number * BN + tl.arange(0, BN)
-    m = tl.arange(0, BM)
-    length = tl.load(records + e * 4 + 1)
-    while length > 0:
-        position = tl.load(records + e * 4)
-        slot = tl.load(records + e * 4 + 2)
-        rank = tl.load(ranks + slot.to(tl.int64) * rank_slot + module + part)
-        e += launched
-        after = tl.load(records + e * 4 + 1, mask=e < capacity, other=0)
-        filled = m < length
-        rows = tl.load(order + position + m, mask=filled, other=0).to(tl.int64)
-        offsets, exists = section(
-            sections, ranks, slot, module + part, 1, 0, RB, True, section_slot, rank_slot, TILES
-        )
-        b = _load_b(pool, offsets, exists, n, width, RB, EVEN)
-        at = y + rows[:, None] * y_row + start + n[None, :]
-        mask = (filled & (rank > 0))[:, None]
-        if not EVEN:
-            mask = mask & (n < width)[None, :]
-        old = tl.load(at, mask=mask, other=0.0)
-        if PDL:
-            tl.extra.cuda.gdc_wait()
-        stride = SLICES * capacity * R
-        v_at = (part * capacity + position) * R
-        if R <= RB:
-            vs = _chunk_v(
-                planes, v, v_at, filled, exists, stride, R, RB, BM, PLANES, PADDED, REDUCED
-            )
-            acc = tl.dot(vs.to(b.dtype), b, input_precision="ieee")
-        else:
-            acc = tl.zeros((BM, BN), tl.float32)
-            for first in range(0, rank, RB):
-                here, was = b, exists
-                offsets, exists = section(
-                    sections, ranks, slot, module + part, 1, (first + RB) // 16, RB, True,
-                    section_slot, rank_slot, TILES,
-                )  # fmt: skip
-                b = _load_b(pool, offsets, exists, n, width, RB, EVEN)
-                vs = _chunk_v(
-                    planes, v, v_at + first, filled, was, stride, R, RB, BM, PLANES, PADDED,
-                    REDUCED,
-                )  # fmt: skip
-                acc = tl.dot(vs.to(here.dtype), here, acc, input_precision="ieee")
-        new = (old.to(tl.float32) + acc).to(y.dtype.element_ty)
-        tl.store(at, new, mask=mask)
-        length = after
-
-
-@triton.jit(do_not_specialize=["module", "capacity", "launched"])
-def expand_columns(  # type: ignore[no-untyped-def]
-    y, pool, planes, v, sections, ranks, order, records, module, capacity, launched, y_row,
-    section_slot, rank_slot,
-    N0: tl.constexpr, N1: tl.constexpr, N2: tl.constexpr, SLICES: tl.constexpr,
-    TILES: tl.constexpr, RB: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    COLUMNS: tl.constexpr, PLANES: tl.constexpr, PADDED: tl.constexpr, STAGES: tl.constexpr,
-    EVEN: tl.constexpr, REDUCED: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Needs RB >= 16 TILES: a chunk's v fits at once."""
-    WIDE: tl.constexpr = BN * COLUMNS
-    R: tl.constexpr = TILES * 16
+    """All of a chunk's v at once, RB >= 16 TILES, and BN columns after BN columns past it."""
     NT: tl.constexpr = (N0 + WIDE - 1) // WIDE + (N1 + WIDE - 1) // WIDE + (N2 + WIDE - 1) // WIDE
+    R: tl.constexpr = TILES * 16
     e = tl.program_id(0) // NT
     part, number, width, start = _columns(tl.program_id(0) % NT, N0, N1, N2, WIDE)
     if EVEN:
@@ -216,17 +157,22 @@ def expand_columns(  # type: ignore[no-untyped-def]
     while length > 0:
         position = tl.load(records + e * 4)
         slot = tl.load(records + e * 4 + 2)
-        rank = tl.load(ranks + slot.to(tl.int64) * rank_slot + module + part)
-        e += launched
-        after = tl.load(records + e * 4 + 1, mask=e < capacity, other=0)
-        filled = m < length
-        rows = tl.load(order + position + m, mask=filled, other=0).to(tl.int64)
-        offsets, exists = section(
-            sections, ranks, slot, module + part, 1, 0, RB, True, section_slot, rank_slot, TILES
+        rank = tl.load(
+            ranks + slot.to(tl.int64) * rank_slot + module + part, eviction_policy="evict_last"
         )
-        if PDL:
-            tl.extra.cuda.gdc_wait()
+        after = 0
+        if LOOP:
+            e += launched
+            after = tl.load(records + e * 4 + 1, mask=e < capacity, other=0)
         if rank > 0:
+            filled = m < length
+            rows = tl.load(order + position + m, mask=filled, other=0).to(tl.int64)
+            offsets, exists = section(
+                sections, ranks, slot, module + part, 1, 0, RB, True, section_slot, rank_slot,
+                TILES,
+            )  # fmt: skip
+            if PDL:
+                tl.extra.cuda.gdc_wait()
             stride = SLICES * capacity * R
             v_at = (part * capacity + position) * R
             vs = _chunk_v(

@@ -24,17 +24,17 @@ from torch import Tensor
 from replica.core.segments import Segments
 from replica.core.step import BASE_SLOT
 from replica.engine.arena import Arena
-from replica.engine.kernels import expand as expanding
-from replica.engine.kernels import shrink as shrinking
 from replica.engine.kernels import tiling
+from replica.engine.kernels.expand import expand_chunks, expand_rows
 from replica.engine.kernels.metadata import GatheredMeta
-from replica.engine.kernels.tiling import Tiling
+from replica.engine.kernels.shrink import shrink_chunks, shrink_rows
+from replica.engine.kernels.tiling import Shrink, Tiling
 from replica.engine.model_config import Group
 from replica.engine.sections import TILE
 
 PREFILL_BLOCK: Final = 64
 DECODE_BLOCK: Final = 16
-SHARED: Final = 4
+SHARED: Final = 8
 """Rows an adapter, on average, from which a step's rows share adapters."""
 
 
@@ -64,10 +64,15 @@ class GatheredLora:
         self._scratch: dict[str, Tensor] = {}
         self._kept: list[Tensor] = []
 
-    def meta(self, rows: int, *, shared: bool = False) -> GatheredMeta:
-        """Buffers for steps of `rows` rows. `shared`: say so where an adapter has four or more."""
-        block = DECODE_BLOCK if tiling.row_class(rows) else PREFILL_BLOCK
-        meta = GatheredMeta.empty(rows, self._ranks, self._tiles, block=block, shared=shared)
+    def meta(self, rows: int, *, shared: bool = False, block: int = 0) -> GatheredMeta:
+        """Buffers for steps of `rows` rows. `shared` says that adapters have SHARED rows or more
+        and chooses kernels for it; any mix is served rightly either way."""
+        if not block:
+            block = DECODE_BLOCK if tiling.row_class(rows) else PREFILL_BLOCK
+        launched = _programs(rows, block, shared)
+        meta = GatheredMeta.empty(
+            rows, self._ranks, self._tiles, block=block, shared=shared, launched=launched
+        )
         for index in range(len(self._groups)):
             self._reserve(index, meta, self.tiling(index, meta))
         return meta
@@ -86,89 +91,76 @@ class GatheredLora:
         cut = cut or self.tiling(index, meta)
         scratch, v = self._reserve(index, meta, cut)
         module = layer * self._modules + self._firsts[index]
-        if cut.form == "rows":
-            self._shrink_rows(x, scratch, module, group, meta, cut)
-        else:
-            self._shrink_tiles(x, scratch, v, module, group, meta, cut)
+        self._shrink(x, scratch, v, module, group, meta, cut.shrink)
         self._expand(y, scratch, v, module, group, meta, cut)
 
     def _reserve(self, index: int, meta: GatheredMeta, cut: Tiling) -> tuple[Tensor, Tensor]:
         """Planes and the reduced v; there before anything is captured."""
         group = self._groups[index]
         size = len(group.modules) * meta.rows * self._tiles * TILE
-        planes = self._take("planes", -(-group.in_features // cut.BK) * size, torch.float32)
-        if not cut.reduce:
+        planes = self._take("planes", -(-group.in_features // cut.shrink.BK) * size, torch.float32)
+        if not cut.shrink.reduce:
             return planes, planes
         self._take("locks", size // TILE, torch.int32)
         return planes, self._take("v", size, self._pool.dtype)
 
-    def _shrink_rows(
-        self, x: Tensor, planes: Tensor, module: int, group: Group, meta: GatheredMeta, cut: Tiling
-    ) -> None:
-        K, slices, tiles = group.in_features, len(group.modules), self._tiles
-        records = meta.singles if tiles == 1 else meta.single_tiles
-        launched = min(records.shape[0], _share(meta.rows, tiles))
-        grid = (launched * slices * -(-K // cut.BK),)
-        shrinking.shrink_rows[grid](
-            x, self._pool, planes, self._sections, self._ranks, meta.order, records, module,
-            meta.rows, launched, records.shape[0], x.stride(0), self._sections.stride(0),
-            self._ranks.stride(0), K=K, SLICES=slices, TILES=tiles, TR=cut.TR, BK=cut.BK,
-            LOOP=launched < records.shape[0], **self._options(cut, cut.shrink_warps),
-        )  # fmt: skip
-
-    def _shrink_tiles(
+    def _shrink(
         self, x: Tensor, planes: Tensor, v: Tensor, module: int, group: Group, meta: GatheredMeta,
-        cut: Tiling,
+        cut: Shrink,
     ) -> None:  # fmt: skip
-        K, slices, tiles = group.in_features, len(group.modules), self._tiles
-        by_tile = tiles > 1 and cut.TR == TILE
-        records = meta.chunk_tiles if by_tile else meta.chunks
-        chunks = _chunks(meta)
-        launched = min(records.shape[0], _share(chunks, tiles) if by_tile else chunks)
-        blocks = 1 if by_tile else -(-tiles * TILE // cut.TR)
+        slices, tiles = len(group.modules), self._tiles
+        by_tile = tiles > 1 and cut.TR <= TILE
+        if cut.rows:
+            records, programs = meta.single_tiles if by_tile else meta.singles, meta.rows
+        else:
+            records, programs = meta.chunk_tiles if by_tile else meta.chunks, meta.launched
+        last = records.shape[0]
+        launched = min(last, _tile_programs(programs, tiles) if by_tile else programs)
+        blocks = 1 if by_tile else -(-tiles * TILE // max(cut.TR, TILE))
+        grid = (launched * slices * blocks * -(-group.in_features // cut.BK),)
+        tables = (self._sections, self._ranks, meta.order, records, module, meta.rows)
+        strides = (x.stride(0), self._sections.stride(0), self._ranks.stride(0))
+        shape: dict[str, Any] = dict(
+            K=group.in_features, SLICES=slices, TILES=tiles, TR=cut.TR, BK=cut.BK,
+            LOOP=launched < last, **self._options(cut.pdl, cut.warps),
+        )  # fmt: skip
+        if cut.rows:
+            shrink_rows[grid](x, self._pool, planes, *tables, launched, last, *strides, **shape)
+            return
         locks = self._scratch["locks"] if cut.reduce else meta.order  # unused
-        grid = (launched * slices * blocks * -(-K // cut.BK),)
-        shrinking.shrink_tiles[grid](
-            x, self._pool, planes, v, locks, self._sections, self._ranks, meta.order, records,
-            module, meta.rows, launched, records.shape[0], x.stride(0), self._sections.stride(0),
-            self._ranks.stride(0), K=K, SLICES=slices, TILES=tiles, TR=cut.TR, BM=meta.block,
-            BK=cut.BK, BKI=cut.BKI, BLOCKS=blocks, STAGES=cut.stages, REDUCE=cut.reduce,
-            **self._options(cut, cut.shrink_warps),
+        shrink_chunks[grid](
+            x, self._pool, planes, v, locks, *tables, launched, last, *strides, BM=_tall(meta),
+            BKI=cut.BKI, BLOCKS=blocks, STAGES=cut.stages, REDUCE=cut.reduce, **shape,
         )  # fmt: skip
 
     def _expand(
         self, y: Tensor, planes: Tensor, v: Tensor, module: int, group: Group, meta: GatheredMeta,
         cut: Tiling,
     ) -> None:  # fmt: skip
-        widths = (*group.out_features, 0, 0)[:3]
-        wide = cut.BN * (cut.COLUMNS if cut.form == "columns" else 1)
-        parts = -(-group.in_features // cut.BK)
+        widths, side = (*group.out_features, 0, 0)[:3], cut.expand
+        parts = -(-group.in_features // cut.shrink.BK)
+        columns = sum(-(-width // side.WIDE) for width in widths)
+        records = meta.singles if side.rows else meta.chunks
+        tables = (self._sections, self._ranks, meta.order, records, module, meta.rows)
+        strides = (y.stride(0), self._sections.stride(0), self._ranks.stride(0))
         shape: dict[str, Any] = dict(
             N0=widths[0], N1=widths[1], N2=widths[2], SLICES=len(group.modules), TILES=self._tiles,
-            RB=cut.RB, BN=cut.BN, PLANES=parts, PADDED=triton.next_power_of_2(parts),
-            EVEN=all(width % max(wide, TILE) == 0 for width in widths),
-            **self._options(cut, cut.expand_warps),
+            WIDE=side.WIDE, PLANES=parts, PADDED=triton.next_power_of_2(parts),
+            EVEN=all(width % max(side.WIDE, TILE) == 0 for width in widths),
+            **self._options(side.pdl, side.warps),
         )  # fmt: skip
-        column_tiles = sum(-(-width // wide) for width in widths)
-        tables = (self._sections, self._ranks, meta.order)
-        strides = (y.stride(0), self._sections.stride(0), self._ranks.stride(0))
-        if cut.form == "rows":
-            expanding.expand_rows[(meta.rows * column_tiles,)](
-                y, self._pool, planes, *tables, meta.singles, module, meta.rows, *strides, **shape
-            )
+        if side.rows:
+            grid = (meta.rows * columns,)
+            expand_rows[grid](y, self._pool, planes, *tables, *strides, RB=side.RB, **shape)
             return
-        launched = _chunks(meta)
-        shape |= dict(BM=meta.block, REDUCED=cut.reduce)
-        if cut.form == "columns":
-            shape |= dict(COLUMNS=cut.COLUMNS, STAGES=cut.stages)
-        kernel = expanding.expand_columns if cut.form == "columns" else expanding.expand_tiles
-        kernel[(launched * column_tiles,)](
-            y, self._pool, planes, v, *tables, meta.chunks, module, meta.rows, launched, *strides,
-            **shape,
+        expand_chunks[(meta.launched * columns,)](
+            y, self._pool, planes, v, *tables, meta.launched, *strides, BM=_tall(meta),
+            RB=triton.next_power_of_2(self._tiles * TILE), BN=side.BN, STAGES=side.stages,
+            REDUCED=cut.shrink.reduce, LOOP=meta.launched < meta.rows, **shape,
         )  # fmt: skip
 
-    def _options(self, cut: Tiling, warps: int) -> dict[str, Any]:
-        pdl = cut.pdl and self._pdl
+    def _options(self, pdl: bool, warps: int) -> dict[str, Any]:
+        pdl = pdl and self._pdl
         return {"PDL": pdl, "num_warps": warps} | ({"launch_pdl": True} if pdl else {})
 
     def _take(self, name: str, size: int, dtype: torch.dtype) -> Tensor:
@@ -182,18 +174,21 @@ class GatheredLora:
         return held
 
 
-def _share(records: int, tiles: int) -> int:
-    """Programs for rank tiles: twice the chunks. Most adapters of a mix have a tile or two; those
-    of a step with more are taken in turns."""
-    return records * min(tiles, 2)
+def _programs(rows: int, block: int, shared: bool) -> int:
+    """For chunks: enough for 64 adapters, fewer where rows share adapters. A step with more chunks
+    takes them in turns; programs without a chunk still cost a launch."""
+    return min(rows, -(-rows // block) + (max(4, rows // 16) if shared else 64))
 
 
-def _chunks(meta: GatheredMeta) -> int:
-    """Programs for chunks: enough for a step whose rows share adapters, or half of whose do not;
-    others are taken in turns."""
-    if meta.rows <= meta.block:
-        return meta.rows
-    return max(meta.block, -(-meta.rows // meta.block) + meta.rows // (4 if meta.shared else 2))
+def _tall(meta: GatheredMeta) -> int:
+    """Rows of a tile."""
+    return max(meta.block, TILE)
+
+
+def _tile_programs(programs: int, tiles: int) -> int:
+    """For rank tiles: all of a small step's, else twice the chunks. Most adapters of a mix have a
+    tile or two; those of a step with more are taken in turns."""
+    return max(min(programs * tiles, 64), programs * min(tiles, 2))
 
 
 @dataclass(frozen=True, slots=True)

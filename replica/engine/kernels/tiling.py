@@ -4,39 +4,51 @@ The table is found by measurement (`python -m replica.bench.tune`), one file a G
 one, and asked by module (its K and N), rank class, rows and whether rows share adapters. Whatever
 is not in it, and every other GPU, takes `default`.
 
-BK is the one number that reaches results: it sets the order of summation. It depends on the module
-and the form only, never on the rows of a step.
+Of all these numbers only the shrink's BK and whether rows or chunks are multiplied reach a result's
+last bits, for they set the order of summation.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from replica.engine.model_config import Group
 
-Form = Literal["rows", "tiles", "columns"]
 ROW_CLASSES: Final = (1, 8, 32, 64, 128, 256)
 """A step takes the table's line for the smallest class that holds its rows; beyond it: prefill."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tiling:
-    form: Form  # rows: multiply in registers; tiles, columns: `tl.dot`
-    BK: int  # columns of x in one plane
-    BKI: int  # of them at a time; rows form: unused
-    TR: int  # ranks of a shrink program
-    RB: int  # ranks of an expand program at a time
-    BN: int  # columns of y at a time
-    COLUMNS: int = 1  # columns form: tiles of BN a program streams
-    shrink_warps: int = 4
-    expand_warps: int = 4
+class Shrink:
+    rows: bool  # a row at a time in registers, else chunks of rows through `tl.dot`
+    BK: int  # columns of x in one plane; reaches results
+    TR: int  # ranks of a program
+    BKI: int = 0  # chunks: columns of x at a time
+    warps: int = 4
     stages: int = 3
-    reduce: bool = False  # planes are added up by the shrink
+    reduce: bool = False  # chunks: planes are added up at the end of the shrink
     pdl: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Expand:
+    rows: bool
+    WIDE: int  # columns of y of a program
+    RB: int = 16  # rows: ranks at a time
+    BN: int = 0  # chunks: columns of y at a time
+    warps: int = 4
+    stages: int = 3
+    pdl: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    shrink: Shrink
+    expand: Expand
 
 
 def rank_class(tiles: int, max_rank: int) -> int:
@@ -51,15 +63,15 @@ def row_class(rows: int) -> int:
 
 def default(K: int, tiles: int, max_rank: int, rows: int, shared: bool) -> Tiling:
     """A sensible cut for any module on any GPU."""
-    width = _pow2(min(K, 1024 if K <= 8192 else 2048))
-    block = min(64, rank_class(tiles, max_rank))
+    tile, ranks = min(16, max_rank), min(64, max(16, _pow2(16 * tiles)))
     if rows > ROW_CLASSES[-1]:
-        plane = _pow2(K) if tiles > 1 and K <= 8192 else max(64, _pow2(K) // 4)
-        ranks, columns = max(16, block), 256 if tiles < 4 else 128
-        return Tiling("tiles", plane, min(64, plane), ranks, ranks, columns, reduce=True, pdl=False)
-    if shared or (rows > 64 and tiles < 4):
-        return Tiling("tiles", width, min(256, width), 16, 16, 256)
-    return Tiling("rows", width, width, min(16, block), min(16, block), 512)
+        cut = Shrink(False, max(64, _pow2(K) // 4), ranks, 64, reduce=tiles > 1, pdl=False)
+        return Tiling(cut, Expand(False, 512, BN=128 if tiles <= 4 else 64, pdl=False))
+    plane = _pow2(min(K, 1024 if K <= 8192 else 2048))
+    if shared or rows > 128:
+        cut = Shrink(False, plane, ranks, min(plane, 128))
+        return Tiling(cut, Expand(False, 512, BN=128 if tiles <= 4 else 64))
+    return Tiling(Shrink(True, plane, tile), Expand(True, 1024, tile))
 
 
 def key(group: Group, rank: int, rows: int, shared: bool) -> str:
@@ -75,7 +87,10 @@ def table(device: str) -> dict[str, Tiling]:
     if not path.is_file():
         return {}
     lines: dict[str, dict[str, Any]] = json.loads(path.read_text())["tilings"]
-    return {name: Tiling(**line) for name, line in lines.items()}
+    return {
+        name: Tiling(Shrink(**line["shrink"]), Expand(**line["expand"]))
+        for name, line in lines.items()
+    }
 
 
 def choose(device: str, group: Group, tiles: int, max_rank: int, rows: int, shared: bool) -> Tiling:
@@ -85,10 +100,6 @@ def choose(device: str, group: Group, tiles: int, max_rank: int, rows: int, shar
         if line := lines.get(key(group, rank, limit, sharing)):
             return line
     return default(group.in_features, tiles, max_rank, rows, shared)
-
-
-def as_json(tiling: Tiling) -> dict[str, Any]:
-    return asdict(tiling)
 
 
 def _pow2(n: int) -> int:

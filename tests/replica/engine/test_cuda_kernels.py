@@ -41,12 +41,13 @@ def _random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize("width", [48, 576])
 def test_add_norm_adds_and_then_norms(dtype: torch.dtype, width: int) -> None:
     from replica.engine.cuda.norm import add_norm
+    from replica.engine.cuda.product import Product
     from replica.engine.model import rms_norm
 
     h, delta = _random(5, width, dtype=dtype), _random(5, width, dtype=dtype, seed=1)
     weight = _random(width, dtype=dtype, seed=2)
     both = h + delta
-    y = add_norm(h, delta, weight, 1e-5).x
+    y = add_norm(h, Product(delta), weight, 1e-5).x
     assert torch.equal(h, both)
     _close(y, rms_norm(both, weight, 1e-5))
     _close(add_norm(h, None, weight, 1e-5).x, rms_norm(both, weight, 1e-5))
@@ -74,10 +75,40 @@ def test_rows_in_float8_are_the_rows_to_a_sixteenth() -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_gate_is_silu_times_up(dtype: torch.dtype) -> None:
     from replica.engine.cuda.activation import gated
+    from replica.engine.cuda.product import Product
 
     gate_up = _random(3, 2 * 1100, dtype=dtype)
     gate, up = gate_up.chunk(2, dim=-1)
-    _close(gated(gate_up), silu(gate) * up)
+    _close(gated(Product(gate_up)), silu(gate) * up)
+
+
+@needs_triton
+def test_scales_that_are_left_to_the_reader_are_applied_by_it() -> None:
+    from replica.engine.cuda.activation import gated
+    from replica.engine.cuda.norm import add_norm
+    from replica.engine.cuda.product import Product
+    from replica.engine.cuda.rotate import rotate, rotations
+
+    def scaled(raw: Tensor) -> tuple[Product, Tensor]:
+        rows = torch.rand(raw.shape[0], 1, device=DEVICE) + 0.5
+        columns = torch.rand(1, raw.shape[1], device=DEVICE) + 0.5
+        return Product(raw.clone(), rows, columns), raw * rows * columns
+
+    product, y = scaled(_random(3, 80, dtype=torch.float32))
+    _close(gated(product), gated(Product(y)))
+    _close(product.settle(), y)
+    product, y = scaled(_random(3, 48, dtype=torch.float32))
+    ones = torch.ones(48, device=DEVICE)
+    h = _random(3, 48, dtype=torch.float32, seed=1)
+    _close(add_norm(h.clone(), product, ones, 1e-5).x, add_norm(h, Product(y), ones, 1e-5).x)
+    paged = Paged([0], [3], torch.float32)
+    product, y = scaled(paged.qkv)
+    table = rotations(torch.rand(D // 2, device=DEVICE), 1.0, 8)
+    kept = [paged.kv.clone(), paged.kv.clone()]
+    for each, kv in zip((product, Product(y)), kept, strict=True):
+        rotate(each, kv, paged.places, table, None, 1e-5)
+    _close(product.raw[:, : HEADS * D], y[:, : HEADS * D])
+    _close(kept[0].nan_to_num(9), kept[1].nan_to_num(9))
 
 
 HEADS, KV_HEADS, D, PAGE = 6, 2, 24, 4
@@ -194,6 +225,7 @@ def test_stretches_attend_to_what_stands_before_them(
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("normed", [False, True])
 def test_heads_are_normed_turned_and_kept(normed: bool, dtype: torch.dtype) -> None:
+    from replica.engine.cuda.product import Product
     from replica.engine.cuda.rotate import rotate, rotations
     from replica.engine.model import rms_norm, rotate_
 
@@ -210,7 +242,7 @@ def test_heads_are_normed_turned_and_kept(normed: bool, dtype: torch.dtype) -> N
     cos, sin = angles.cos() * 1.5, angles.sin() * 1.5
     rotate_(turning, (torch.cat((cos, cos), -1)[:, None], torch.cat((-sin, sin), -1)[:, None]))
     before, kv = paged.qkv.clone(), paged.kv.clone()
-    rotate(paged.qkv, paged.kv, paged.places, table, norms, 1e-5)
+    rotate(Product(paged.qkv), paged.kv, paged.places, table, norms, 1e-5)
     ours = paged.qkv.view(5, -1, D)
     for token in (0, 1, 2, 4):
         seat, position = int(paged.places.seats[token]), int(paged.places.positions[token])
@@ -251,4 +283,4 @@ def test_the_kernels_equal_torch_in_the_interpreter() -> None:
         timeout=240,
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert "25 passed" in done.stdout, done.stdout[-300:]
+    assert "26 passed" in done.stdout, done.stdout[-300:]
