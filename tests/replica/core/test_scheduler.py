@@ -112,8 +112,15 @@ def make_machine(engine_thread: Any) -> type[RuleBasedStateMachine]:
                 self.thread.turn(loads=False)
                 self.thread.scheduler.check()
 
+        @rule(times=st.integers(1, 4))
+        def turn_ahead(self, times: int) -> None:
+            for _ in range(times):
+                self.thread.turn_ahead()
+                self.thread.scheduler.check()
+
         @rule(data=st.data())
         def abort_while_a_step_runs(self, data: st.DataObject) -> None:
+            self.thread.land()
             self.thread.carry_out()
             step = self.thread.scheduler.plan(self.thread.now)
             self.thread.ends += self.thread.scheduler.collect()
