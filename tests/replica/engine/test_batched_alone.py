@@ -25,7 +25,7 @@ from shared.ids import AdapterId
 
 EVERY = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 RANKS = {"one": 1, "eight": 8, "odd": 37, "huge": 256}
-PAGES, SLOTS, MAX_LEN = 90, 3, 96
+PAGES, SLOTS, MAX_LEN = 76, 3, 96
 BEGINNINGS = ([], list(range(3, 20)), list(range(3, 40)))
 """Prompts begin with one of these: they share whole pages, and the middle of one."""
 
@@ -185,7 +185,7 @@ def test_that_happens_under_preemption_eviction_and_shared_prompts(
     bench = Bench(busy, hosts)
     wishes = [
         Wish(adapter, (*BEGINNINGS[2], end), 0.0, 40)
-        for end, adapter in enumerate([*RANKS, None, *RANKS, None, None, "one", "odd"], start=100)
+        for end, adapter in enumerate(["huge", "one", "eight", None, *RANKS, None], start=100)
     ]
     bench.run(wishes, [0] * len(wishes))
     assert bench.preempted > 0
