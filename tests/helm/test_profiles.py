@@ -33,7 +33,7 @@ PROFILES: dict[str, tuple[list[str], dict[str, Any]]] = {
         {"pools": {"qwen": {"base": {"subPath": "qwen"}, "config": {"served_name": "qwen"}}}},
     ),
 }
-FOREIGN = {"ScaledObject", "ServiceMonitor", "HTTPRoute"}
+FOREIGN = {"ScaledObject", "ServiceMonitor", "HTTPRoute", "PrometheusRule"}
 VERSIONS = ["1.29", "1.33", "1.37"]
 
 
