@@ -65,6 +65,7 @@ class Errand:
             ask.output_tokens,
             None,
             ask.stream,
+            "" if self.target.adapter is not None else self.target.name,
         )
 
     def placed(self, placement: Placement) -> None:

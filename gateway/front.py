@@ -172,6 +172,7 @@ class Front(asyncio.Protocol):
         self._body = slice(0, 0)  # where its body is in the buffer, once it has come
         self._idle_since = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
+        self._gathering: asyncio.TimerHandle | None = None  # while a body is not whole
 
     # asyncio.Protocol ---------------------------------------------------------------------------
 
@@ -234,7 +235,7 @@ class Front(asyncio.Protocol):
         self._head, self._body = head, slice(at, at + length)
         self._take_buffer()
         if self._head is not None:
-            self._loop.call_later(_GATHER_S, self._late, self._head)
+            self._gathering = self._loop.call_later(_GATHER_S, self._late)
 
     def _take_buffer(self) -> None:
         head, its = self._head, self._body
@@ -246,6 +247,7 @@ class Front(asyncio.Protocol):
             body = bytes(self._buffer[its])
             del self._buffer[: its.stop]
             self._head = None
+            self._gathered()
             self._begin(head, body)
 
     def _begin(self, head: Head, body: bytes) -> None:
@@ -284,8 +286,8 @@ class Front(asyncio.Protocol):
 
     # Time ---------------------------------------------------------------------------------------
 
-    def _late(self, head: Head) -> None:
-        if self._head is head:
+    def _late(self) -> None:
+        if self._head is not None and not self.transport.is_closing():
             self._hand_over(bytes(self._buffer))
 
     def _look(self) -> None:
@@ -298,7 +300,14 @@ class Front(asyncio.Protocol):
         else:
             self.transport.close()
 
+    def _gathered(self) -> None:
+        """Heads are remembered, so a late timer could not tell the next request from its own."""
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
+
     def _forget(self) -> None:
+        self._gathered()
         self._open_ones.discard(self)
         if self._timer is not None:
             self._timer.cancel()

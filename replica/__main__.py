@@ -43,6 +43,12 @@ def main(
     ] = None,
     max_lora_rank: Annotated[int | None, typer.Option(help="Highest rank served.")] = None,
     max_cpu_loras: Annotated[int | None, typer.Option(help="Adapters in host memory.")] = None,
+    merged: Annotated[
+        str | None, typer.Option(help="Adapter to fold into the base; then only it is served.")
+    ] = None,
+    quantization: Annotated[
+        str | None, typer.Option(help="Linear weights of the base: none or fp8.")
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads; 0: all cores.")] = None,
     device: Annotated[str | None, typer.Option(help="Torch device: cpu, cuda:0, …")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
@@ -68,6 +74,8 @@ def main(
         "max_loras": max_loras,
         "max_lora_rank": max_lora_rank,
         "max_cpu_loras": max_cpu_loras,
+        "merged": merged,
+        "quantization": quantization,
         "threads": threads,
         "device": device,
         "dtype": dtype,

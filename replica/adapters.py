@@ -46,6 +46,7 @@ class Adapters:
     ) -> None:
         """`read` takes a folder's name, may block and raises BadAdapter; it runs on `readers`."""
         self._cache = cache
+        self._runner = runner
         self._read_folder = read
         self._changed = changed
         self._clock = clock
@@ -89,7 +90,7 @@ class Adapters:
     ) -> None:
         """Serve what was read from `folder` as `name`. Raises BadAdapterRequest."""
         self._roster.check_load(name, folder, in_place=in_place)
-        content = Offered(folder, host.digest, host.rank, host.size_bytes)
+        content = self._content(folder, host)
         self._tell_cache(self._roster.load(name, folder, content))
         if self._cache.refusal(name) is not None:  # it failed before; what was read now is whole
             self._tell_cache(self._roster.again(name))
@@ -126,13 +127,17 @@ class Adapters:
         return self._read_folder(self._roster.folder_of(adapter))
 
     def replaced(self, adapter: AdapterId, host: HostAdapter) -> None:
-        content = Offered(adapter, host.digest, host.rank, host.size_bytes)
+        content = self._content(adapter, host)
         self._tell_cache(self._roster.replaced(adapter, content))
 
     def lost(self, adapter: AdapterId, *, passing: bool) -> None:
         if passing:
             self._retry_at[adapter] = self._clock() + RETRY_S
         self._changed()
+
+    def _content(self, adapter: AdapterId, host: HostAdapter) -> Offered:
+        pages = self._runner.pages_of(host)
+        return Offered(adapter, host.digest, host.rank, host.size_bytes, pages)
 
     def _try_again(self, name: AdapterId) -> None:
         pinned = any(state.adapter == name and state.pinned for state in self._cache.states())
@@ -144,8 +149,8 @@ class Adapters:
     def _tell_cache(self, facts: list[Fact]) -> None:
         for fact in facts:
             match fact:
-                case Offered(name, digest, rank, size_bytes):
-                    self._cache.offer(name, digest, rank, size_bytes)
+                case Offered(name, digest, rank, size_bytes, pages):
+                    self._cache.offer(name, digest, rank, size_bytes, pages)
                 case Refused(name, reason):
                     _log.warning("adapter refused", extra={"adapter": name, "reason": reason})
                     self._cache.failed(name, reason)

@@ -30,10 +30,15 @@ class ReplicaConfig(Settings):
     max_cpu_loras: int = Field(32, ge=1)
     """Adapters kept in host memory, a copy away from a slot."""
 
+    merged: str = ""
+    """An adapter of the store to fold into the base: this replica then serves it, and only it."""
+
     device: str = "cpu"
     """Torch device the base runs on."""
     dtype: str = Field("float32", pattern="^(float32|bfloat16|float16)$")
     """Type of the base's weights and activations."""
+    quantization: str = Field("none", pattern="^(none|fp8)$")
+    """How the base's linear weights are kept: none is as `dtype`, fp8 a quarter of float32."""
     threads: int = Field(0, ge=0)
     """Threads of one forward pass on a CPU; 0 takes as many as there are cores."""
 
@@ -44,11 +49,12 @@ class ReplicaConfig(Settings):
     max_step_tokens: int = Field(512, ge=1)
     """Tokens of one forward pass; a longer prompt is computed in chunks."""
     max_model_len: int | None = Field(None, ge=2)
-    """Tokens of prompt and output together; null takes what base and pages allow."""
+    """Tokens of prompt and output together. Pages for one such sequence are never given to
+    adapters; null takes the base's own limit, or half the pages where that is less."""
     page_tokens: int = Field(16, ge=1)
-    """Tokens in one page of the key-value pool."""
-    pages: int = Field(512, ge=1)
-    """Pages of the key-value pool."""
+    """Tokens whose keys and values fill one page of the pool."""
+    pages: int = Field(512, ge=2)
+    """Pages of the pool, which sequences and adapters share."""
 
     choices_max: int = Field(32, ge=1)
     """Sequences one request may open (prompts times `n`)."""

@@ -17,7 +17,7 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from replica.adapters import Adapters
@@ -26,16 +26,16 @@ from replica.core.adapter_cache import AdapterCache
 from replica.core.pages import PagePool
 from replica.core.scheduler import Scheduler
 from replica.core.sequence import Finish, Sequence
-from replica.core.step import Progress
+from replica.core.step import Progress, Step
 from replica.engine.host_adapter import HostAdapter
 from replica.engine.runner import BROKEN, Drawn, Runner
 from replica.errors import AdapterLost, BadRequest, LogitsNotFinite, ReplicaError, SequenceFailed
-from replica.generation import Event
+from replica.generation import Event, PromptScores
 from replica.metrics import Metrics
 from replica.reports import Reports
 from shared.clock import Clock
 from shared.ids import AdapterId, ReplicaId
-from shared.messages import ReplicaReport
+from shared.messages import AdapterState, ReplicaReport
 
 _log = logging.getLogger(__name__)
 
@@ -65,8 +65,15 @@ class Engine:
 
 class EngineLoop:
     def __init__(
-        self, *, config: ReplicaConfig, engine: Engine, metrics: Metrics, clock: Clock
+        self,
+        *,
+        config: ReplicaConfig,
+        engine: Engine,
+        metrics: Metrics,
+        clock: Clock,
+        merged: AdapterState | None = None,
     ) -> None:
+        """`merged` is the adapter that the base has become, if it has."""
         self._config = config
         self._scheduler = engine.scheduler
         self._cache = engine.cache
@@ -74,6 +81,7 @@ class EngineLoop:
         self._runner = engine.runner
         self._metrics = metrics
         self._clock = clock
+        self._merged = merged
         self._boot = uuid.uuid4().hex
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.adapters = Adapters(
@@ -161,8 +169,16 @@ class EngineLoop:
             max_model_len=self._scheduler.max_model_len,
             heartbeat_s=self._config.heartbeat_s,
             draining=self._draining,
-            adapters=self._cache.states(),
+            merged=None if self._merged is None else self._merged.adapter,
+            adapters=self._adapter_states(),
+            pages_cached=self._pool.cached,
+            pages_adapters=self._cache.pages_used,
         )
+
+    def _adapter_states(self) -> tuple[AdapterState, ...]:
+        if self._merged is None:
+            return self._cache.states()
+        return (replace(self._merged, running=self._scheduler.running),)
 
     # --- the thread's own
 
@@ -202,20 +218,30 @@ class EngineLoop:
         progress = self._scheduler.collect()
         if step is not None:
             drawn = self._runner.run_with_logprobs(step)
-            tokens = {seq: each.token for seq, each in drawn.items() if each.token != BROKEN}
+            tokens = {seq: each.token for seq, each in drawn.items() if each.token >= 0}
             then = self._clock()
             progress += self._scheduler.commit(step, tokens, then)
             self._metrics.step(step, then - now)
         self._step_began_at = None
         self._blocked = step is None and not progress
-        if progress:
-            events = [
-                self._event(item, drawn.get(item.seq))
-                for item in progress
-                if item.seq in self._live
-            ]
+        events = [] if step is None else self._prompts(step, drawn)
+        events += [
+            self._event(item, drawn.get(item.seq)) for item in progress if item.seq in self._live
+        ]
+        if events:
             self._tell(lambda: self._listener.delivered(events))
+            self.adapters.carry_out()  # who has ended may have made room for a load
         self._reports.tick(self._clock())
+
+    def _prompts(self, step: Step, drawn: Mapping[str, Drawn]) -> list[Event]:
+        """What the step scored of prompts; before what it drew, for that may be the end."""
+        events = []
+        for row in step.rows:
+            seq = self._live.get(row.seq) if row.targets else None
+            if seq is not None:
+                scores = PromptScores(row.start, drawn[row.seq].prompt)
+                events.append(Event(row.seq, digest=self._version(seq), prompt=scores))
+        return events
 
     def _event(self, item: Progress, drawn: Drawn | None) -> Event:
         seq = self._live[item.seq]
@@ -227,14 +253,21 @@ class EngineLoop:
             error = self._failure(seq, item.reason, drawn)
         first = item.token is not None and len(seq.output) == 1
         scored = drawn if item.token is not None and drawn and drawn.logprob is not None else None
-        return Event(item.seq, item.token, item.finish, seq.digest if first else "", error, scored)
+        event = Event(item.seq, item.token, item.finish, error=error, drawn=scored)
+        if not first:
+            return event
+        self._metrics.cached(seq.cached)
+        return replace(event, digest=self._version(seq), cached=seq.cached)
+
+    def _version(self, seq: Sequence) -> str:
+        return seq.digest if self._merged is None else self._merged.digest
 
     def _failure(self, seq: Sequence, reason: str, drawn: Drawn | None) -> ReplicaError:
         if seq.adapter is not None and seq.admitted_at is None:
             return AdapterLost(reason, param="model")
         if drawn is None or drawn.token != BROKEN:
             return SequenceFailed(reason)
-        model = seq.adapter or self._config.base_name
+        model = seq.adapter or self._config.merged or self._config.base_name
         if seq.grammar is not None:  # which of the two it was, the sampler does not tell
             return SequenceFailed(
                 f"The reply of `{model}` cannot go on: its logits are not finite, or its JSON "

@@ -170,7 +170,7 @@ class Tiers:
         self, version: Version, slot: int, host: HostAdapter, tier: Tier, begun_at: float
     ) -> None:
         try:
-            self._runner.load(slot, host)
+            self._runner.load(slot, host, self._cache.pages_in(slot))
         except Exception as error:
             _log.exception("adapter not loaded", extra={"adapter": version[0]})
             self._failed(version, slot, error)

@@ -10,6 +10,8 @@ import typer
 
 from gateway.cli import (
     adapter,
+    adapter_check,
+    adapter_eval,
     apply,
     chat,
     demo,
@@ -66,6 +68,8 @@ _add(
     "loraplex replica --base ./base --adapters ./adapters --port 9000",
     **_passed_on,
 )
+_add(app, "trace", serve.trace, "loraplex trace generate --adapters 500", **_passed_on)
+_add(app, "lesson", serve.lesson, "loraplex lesson cache", **_passed_on)
 
 _tenants = _noun("tenant", "Tenants, their limits and their keys.", "loraplex tenant list")
 _add(_tenants, "list", tenant.list_all, "loraplex tenant list --json")
@@ -90,6 +94,18 @@ _add(_tenants, "key-revoke", tenant.key_revoke, "loraplex tenant key-revoke acme
 _adapters = _noun("adapter", "Adapters the fleet serves.", "loraplex adapter list")
 _add(_adapters, "list", adapter.list_all, "loraplex adapter list --json")
 _add(_adapters, "show", adapter.show_one, "loraplex adapter show pirate")
+_add(
+    _adapters,
+    "check",
+    adapter_check.check,
+    "loraplex adapter check ./adapters/pirate --base ./base",
+)
+_add(
+    _adapters,
+    "eval",
+    adapter_eval.evaluate,
+    "loraplex adapter eval ./adapters/pirate --base ./base --text sample.txt",
+)
 
 _add(_adapters, "set", adapter.set_fields, "loraplex adapter set pirate --owner acme --private")
 _add(_adapters, "version", adapter.version, "loraplex adapter version pirate 0123456789ab")

@@ -1,10 +1,12 @@
-"""AdapterCache: which adapter is in which slot, who holds it, and what to load next.
+"""AdapterCache: which adapter is in which slot and pages, who holds it, and what to load next.
 
 Weights belong to a version, (adapter, digest), never to a name alone. Laws:
 
-- One slot a version. A lease ties a sequence to a slot, and ends exactly once, by `release`.
+- One slot a version, and its own pages of the pool, as many as its ranks take. A lease ties a
+  sequence to a slot, and ends exactly once, by `release`.
 - A slot that is held, or loading, or whose adapter is pinned, or that an older waiter wants, is
-  never given away. Among the rest the least recently used goes first, ties by adapter.
+  never given away for a load, and a load begins when it has a slot and all its pages at once
+  (`room.py` says who leaves for whom).
 - Waiters are served oldest first (ties by adapter): if one finds no slot, no younger one does.
 - A load that `poll` asked for ends once, by `loaded` or `load_failed`, also when its adapter was
   withdrawn or replaced meanwhile: then the slot is emptied at that moment.
@@ -20,21 +22,29 @@ content are two adapters here. A load always finds a host place, because host_ma
 
 from __future__ import annotations
 
-from replica.core.catalogue import Catalogue, Known
+from collections.abc import Collection
+
+from replica.core.adapter_view import AdapterView
+from replica.core.catalogue import Catalogue
 from replica.core.commands import Command, Evict, EvictHost, Load
 from replica.core.host_tier import HostTier, Version
+from replica.core.pages import PagePool
+from replica.core.room import Fit, Room
 from replica.core.slot_table import Slot, SlotTable
 from replica.core.waiters import Waiters
 from shared.ids import AdapterId
-from shared.messages import AdapterState, AdapterStatus, Tier
+from shared.messages import Tier
 
 __all__ = ["AdapterCache", "Command", "Evict", "EvictHost", "Load"]
 
 
-class AdapterCache:
-    """Decides; the engine thread carries out. Slots are 0 .. slots - 1."""
+class AdapterCache(AdapterView):
+    """Decides; the engine thread carries out."""
 
-    def __init__(self, *, slots: int, host_max: int) -> None:
+    def __init__(
+        self, *, slots: int, host_max: int, pool: PagePool, pages_max: int | None = None
+    ) -> None:
+        """`pages_max` of the pool are what all adapters may have together; None is all."""
         if slots < 1:
             raise ValueError(f"an adapter cache needs at least one slot, not {slots}")
         if host_max < slots:
@@ -42,20 +52,28 @@ class AdapterCache:
                 f"host memory must have room for what the slots hold: {host_max} < {slots}; "
                 "raise max_cpu_loras or lower max_loras"
             )
-        self._catalogue = Catalogue(pins_max=slots - 1)
-        self._slots = SlotTable(slots=slots)
-        self._host = HostTier(places=host_max)
+        self._pool = pool
+        pages_max = pool.pages if pages_max is None else pages_max
+        super().__init__(
+            catalogue=Catalogue(pins_max=slots - 1, pages_max=pages_max),
+            slots=SlotTable(slots=slots),
+            host=HostTier(places=host_max),
+        )
+        self._room = Room(slots=self._slots, pool=pool, pages_max=pages_max, spare=self._spare)
         self._waiters = Waiters()
         self._unplaced: tuple[tuple[AdapterId, float], ...] = ()
+        self._promised: frozenset[int] = frozenset()  # slots of adapters that somebody waits for
+        self._short = False  # a load lacks nothing but pages of the pool
         self._outbox: list[Command] = []
         self._changed = True  # something that decides placing has changed since the last poll
-        self._states: tuple[AdapterState, ...] | None = None
 
     # --- what the store says
 
-    def offer(self, adapter: AdapterId, digest: str, rank: int, size_bytes: int) -> None:
+    def offer(
+        self, adapter: AdapterId, digest: str, rank: int, size_bytes: int, pages: int
+    ) -> None:
         """The store has this content under this name; again with another digest: a new version."""
-        self._retire(self._catalogue.offer(adapter, digest, rank, size_bytes))
+        self._retire(self._catalogue.offer(adapter, digest, rank, size_bytes, pages))
 
     def withdraw(self, adapter: AdapterId) -> None:
         """Gone from the store. Sequences that hold it finish; nobody else gets it."""
@@ -100,10 +118,6 @@ class AdapterCache:
             self._leave_if_old(slot)
             self._note()
 
-    def refusal(self, adapter: AdapterId) -> str | None:
-        """Why a new sequence of this adapter can never run here; None when it can."""
-        return self._catalogue.refusal(adapter)
-
     # --- what the engine reports
 
     def read(self, adapter: AdapterId, digest: str) -> None:
@@ -140,7 +154,7 @@ class AdapterCache:
 
     def poll(self, now: float) -> list[Command]:
         """Commands since the last poll. They follow from order alone: `now` decides nothing."""
-        if self._changed:
+        if self._changed or self._short:
             self._changed = False
             self._place()
         commands, self._outbox = self._outbox, []
@@ -151,40 +165,30 @@ class AdapterCache:
         """Adapters that found no slot at the last poll, and since when; longest first."""
         return self._unplaced
 
-    @property
-    def slots_used(self) -> int:  # by weights there or on their way, old versions included
-        return self._slots.used
+    def make_room(self, pages: int, *, keep: int | None = None) -> bool:
+        """Idle adapters, but not the one in slot `keep`, leave until the pool has `pages`; False,
+        and nobody leaves, if that is not enough."""
+        if pages <= self._pool.available:
+            return True
+        current = map(self._catalogue.current, self._waiters.adapters())
+        awaited = (self._slots.find(version) for version in current if version is not None)
+        leaving = self._room.for_sequence(
+            pages, {slot.index for slot in awaited if slot is not None}, keep
+        )
+        for slot in leaving or ():
+            self._vacate(slot)
+            self._changed = True
+        return leaving is not None
 
-    @property
-    def host_used(self) -> int:  # copies in host memory, or on their way there
-        return len(self._host)
-
-    def slot_of(self, adapter: AdapterId) -> int | None:
-        """Where a new sequence of this adapter would run, if it is resident."""
-        slot = self._resident(adapter)
-        return None if slot is None else slot.index
-
-    def slot_held(self, seq_id: str) -> int | None:
-        slot = self._slots.held_by(seq_id)
-        return None if slot is None else slot.index
-
-    def digest_in(self, slot: int) -> str:
-        """The version whose weights are in the slot; "" when none are."""
-        held = self._slots[slot]
-        return "" if held.loading or held.version is None else held.version[1]
-
-    def drainable(self) -> tuple[int, ...]:
-        """Slots that become free once nobody holds them: resident, their adapter not pinned."""
-        return tuple(slot.index for slot in self._slots if slot.resident and self._spare(slot))
-
-    def states(self) -> tuple[AdapterState, ...]:
-        """Every adapter that a new sequence may name, or may not and why; by name."""
-        if self._states is None:
-            self._states = tuple(self._state(name, known) for name, known in self._catalogue)
-        return self._states
+    def fits_after(self, adapter: AdapterId, drained: Collection[int]) -> Fit:
+        """What an unplaced adapter would find if these slots were idle."""
+        version = self._catalogue.current(adapter)
+        if version is None:
+            return Fit(slot=True, pages=True)
+        return self._room.fits_after(self._catalogue.pages(version), drained, self._promised)
 
     def check(self) -> None:
-        for part in (self._catalogue, self._slots, self._host, self._waiters):
+        for part in (self._catalogue, self._slots, self._room, self._host, self._waiters):
             part.check()
         loading = {slot.version for slot in self._slots if slot.loading}
         for slot in self._slots:
@@ -201,6 +205,7 @@ class AdapterCache:
     def _place(self) -> None:
         """Begin the loads that can begin: for waiters by age, then for the pinned."""
         unplaced: list[tuple[AdapterId, float]] = []
+        self._short = False
         promised: set[int] = set()  # slots of adapters that someone older waits for
         for adapter, since in self._waiters.oldest_first():
             version = self._catalogue.current(adapter)
@@ -217,18 +222,23 @@ class AdapterCache:
             version = self._catalogue.current(adapter)
             if version is not None and self._slots.find(version) is None:
                 self._begin(version, promised)
-        self._unplaced = tuple(unplaced)
+        self._unplaced, self._promised = tuple(unplaced), frozenset(promised)
 
     def _begin(self, version: Version, promised: set[int]) -> Slot | None:
-        """Start a load; None when no slot can be spared for it."""
-        slot = self._slots.room(lambda idle: idle.index not in promised and self._spare(idle))
-        if slot is None:
+        """Start a load; None, and nobody leaves, when no slot or too few pages can be spared."""
+        pages = self._catalogue.pages(version)
+        leaving = self._room.for_load(pages, promised)
+        if leaving is None:
+            self._short = self._short or self._room.fits_after(pages, (), promised).slot
             return None
-        if slot.version is not None:
-            self._vacate(slot)
+        for idle in leaving:
+            self._vacate(idle)
+        slot, own = self._slots.empty(), self._pool.allocate(pages)
+        assert slot is not None, "a load was promised a slot"
+        assert own is not None, "a load was promised its pages"
         tier = Tier.HOST if version in self._host else Tier.DISK
         self._let_go(self._host.reserve(version))
-        self._slots.begin(slot, version, tier)
+        self._slots.begin(slot, version, tier, tuple(own))
         self._outbox.append(Load(*version, slot.index, tier))
         self._states = None
         return slot
@@ -251,7 +261,7 @@ class AdapterCache:
     def _vacate(self, slot: Slot) -> None:
         assert slot.version is not None
         self._outbox.append(Evict(slot.version[0], slot.index))
-        self._slots.vacate(slot)
+        self._pool.free(self._slots.vacate(slot))
         self._states = None
 
     def _let_go(self, versions: list[Version]) -> None:
@@ -263,38 +273,6 @@ class AdapterCache:
             raise ValueError(f"slot {slot} is not receiving {version}: it has {receiving.version}")
         return receiving
 
-    def _resident(self, adapter: AdapterId) -> Slot | None:
-        version = self._catalogue.current(adapter)
-        slot = None if version is None else self._slots.find(version)
-        return None if slot is None or slot.loading else slot
-
-    def _is_current(self, slot: Slot) -> bool:
-        return slot.version is not None and self._catalogue.is_current(slot.version)
-
-    def _spare(self, slot: Slot) -> bool:
-        return slot.version is None or not self._catalogue.is_pinned(slot.version)
-
     def _note(self) -> None:
         self._changed = True
         self._states = None
-
-    def _state(self, adapter: AdapterId, known: Known) -> AdapterState:
-        version = (adapter, known.digest)
-        slot = self._slots.find(version)
-        tier, status = Tier.HOST if version in self._host else Tier.DISK, AdapterStatus.READY
-        if known.failed:
-            status, tier = AdapterStatus.FAILED, Tier.DISK
-        elif slot is not None:
-            tier = slot.tier if slot.loading else Tier.GPU
-            status = AdapterStatus.LOADING if slot.loading else AdapterStatus.READY
-        return AdapterState(
-            adapter=adapter,
-            digest=known.digest,
-            tier=tier,
-            status=status,
-            rank=known.rank,
-            size_bytes=known.size_bytes,
-            pinned=known.pinned,
-            running=0 if slot is None else len(slot.holders),
-            reason=known.reason,
-        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -188,10 +188,10 @@ async def test_an_adapter_that_failed_is_served_again_once_a_load_call_has_read_
 ) -> None:
     load, faults = Runner.load, [RuntimeError("out of memory")]
 
-    def faulty(runner: Runner, slot: int, host: HostAdapter) -> None:
+    def faulty(runner: Runner, slot: int, host: HostAdapter, pages: Sequence[int]) -> None:
         if faults:
             raise faults.pop()
-        load(runner, slot, host)
+        load(runner, slot, host, pages)
 
     monkeypatch.setattr(Runner, "load", faulty)
     served = await serve()

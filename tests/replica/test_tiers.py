@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +74,10 @@ async def test_a_copy_that_does_not_fit_its_slot_fails_its_adapter_alone(
 ) -> None:
     load = Runner.load
 
-    def refuse(runner: Runner, slot: int, host: HostAdapter) -> None:
+    def refuse(runner: Runner, slot: int, host: HostAdapter, pages: Sequence[int]) -> None:
         if host.adapter == "ada":
             raise RuntimeError("out of memory")
-        load(runner, slot, host)
+        load(runner, slot, host, pages)
 
     monkeypatch.setattr(Runner, "load", refuse)
     served = await serve()
