@@ -22,7 +22,6 @@ from replica.core.adapter_cache import AdapterCache
 from replica.core.pages import PagePool
 from replica.core.scheduler import Scheduler
 from replica.edge import edge
-from replica.engine.adapter_store import AdapterFolder
 from replica.engine.model_config import ModelConfig
 from replica.engine.runner import Runner
 from replica.engine.sections import require_fit
@@ -32,6 +31,8 @@ from replica.handlers import Handlers
 from replica.intake import Intake
 from replica.loop import Engine, EngineLoop
 from replica.metrics import Metrics
+from replica.origin import source_of
+from replica.source import Source
 from replica.text import Vocabulary
 from replica.watch import StoreWatch
 from shared.clock import monotonic
@@ -42,6 +43,8 @@ _log = logging.getLogger(__name__)
 
 _READERS: Final = 2
 """Threads that read adapters from disk."""
+_DOWNLOADS: Final = 4
+"""Threads that wait for adapters from an object store."""
 
 
 class Replica:
@@ -51,15 +54,9 @@ class Replica:
         _check(config, model)
         self.metrics = Metrics()
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="reader")
-        self._store = AdapterFolder(
-            config.adapters,
-            config.max_lora_rank,
-            model,
-            config.dtype,
-            page_tokens=config.page_tokens,
-            base_dir=config.base,
-        )
-        self.engine = _engine(config, model, self._store, self._readers)
+        self._source = source_of(config, model)
+        self._downloads = ThreadPoolExecutor(_DOWNLOADS, thread_name_prefix="download")
+        self.engine = _engine(config, model, self._source, self._readers, self._downloads)
         loop = EngineLoop(config=config, engine=self.engine, metrics=self.metrics, clock=monotonic)
         self.front = Front(config=config, loop=loop)
         self.metrics.describe(lambda: self.front.report, lambda: set(self.front.waiting_adapters))
@@ -72,7 +69,7 @@ class Replica:
     async def start(self) -> str:
         """Serve; returns the URL."""
         watch = StoreWatch(
-            scan=self._store.scan,
+            scan=self._source.scan,
             tell=self.front.scanned,
             readers=self._readers,
             every_s=self.config.rescan_s,
@@ -105,7 +102,9 @@ class Replica:
             await stop(self._watching)
         if self._server is not None:
             await self._server.cleanup()
-        self._readers.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._readers, self._downloads):
+            pool.shutdown(wait=False, cancel_futures=True)
+        self._source.close()
 
     def _web(self, watch: StoreWatch) -> web.Application:
         app = web.Application(middlewares=[edge], client_max_size=self.config.body_max_bytes)
@@ -133,8 +132,9 @@ class Replica:
             config=self.config,
             front=self.front,
             watch=watch,
-            read=self._store.read,
+            source=self._source,
             readers=self._readers,
+            downloads=self._downloads,
             metrics=self.metrics,
         )
         app.add_routes([*handlers.routes(), *control.routes()])
@@ -142,13 +142,18 @@ class Replica:
 
 
 def _engine(
-    config: ReplicaConfig, model: ModelConfig, store: AdapterFolder, readers: ThreadPoolExecutor
+    config: ReplicaConfig,
+    model: ModelConfig,
+    source: Source,
+    readers: ThreadPoolExecutor,
+    downloads: ThreadPoolExecutor,
 ) -> Engine:
     pool = PagePool(pages=config.pages, page_tokens=config.page_tokens)
     longest = config.max_model_len or _longest(config, model)
     cache = AdapterCache(
         slots=config.max_loras,
         host_max=config.max_cpu_loras,
+        host_bytes=config.host_bytes,
         pool=pool,
         pages_max=pool.pages - pool.pages_for(longest),
     )
@@ -175,8 +180,9 @@ def _engine(
         cache=cache,
         pool=pool,
         runner=runner,
-        read=store.read,
+        source=source,
         readers=readers,
+        downloads=downloads,
     )
 
 
@@ -191,7 +197,7 @@ def _check(config: ReplicaConfig, model: ModelConfig) -> None:
     faults = []
     if not config.adapters.is_dir():
         faults.append(f"adapters: {config.adapters} is no directory; create it, it may be empty")
-    if config.max_cpu_loras < config.max_loras:
+    if config.max_cpu_loras is not None and config.max_cpu_loras < config.max_loras:
         faults.append("max_cpu_loras: must be at least max_loras, for slots are filled from there")
     if config.max_step_tokens < config.max_running:
         faults.append("max_step_tokens: must be at least max_running, one token a sequence")

@@ -21,18 +21,19 @@ from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from replica.adapters import Adapters
+from replica.canary import Canary
 from replica.config import ReplicaConfig
 from replica.core.adapter_cache import AdapterCache
 from replica.core.pages import PagePool
 from replica.core.scheduler import Scheduler
 from replica.core.sequence import Finish, Sequence
 from replica.core.step import Progress
-from replica.engine.host_adapter import HostAdapter
 from replica.engine.runner import BROKEN, Drawn, Runner
 from replica.errors import AdapterLost, BadRequest, LogitsNotFinite, ReplicaError, SequenceFailed
 from replica.generation import Event
 from replica.metrics import Metrics
 from replica.reports import Reports
+from replica.source import Source
 from shared.clock import Clock
 from shared.ids import AdapterId, ReplicaId
 from shared.messages import ReplicaReport
@@ -53,14 +54,15 @@ class Listener(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """The parts that the thread drives. `read` may block and raise: it runs on `readers`."""
+    """The parts that the thread drives. `source` may block and raise: it has its own threads."""
 
     scheduler: Scheduler
     cache: AdapterCache
     pool: PagePool
     runner: Runner
-    read: Callable[[AdapterId], HostAdapter]
+    source: Source
     readers: ThreadPoolExecutor
+    downloads: ThreadPoolExecutor
 
 
 class EngineLoop:
@@ -80,8 +82,10 @@ class EngineLoop:
             base_name=config.base_name,
             cache=engine.cache,
             runner=engine.runner,
-            read=engine.read,
+            canary=Canary(runner=engine.runner, pool=engine.pool),
+            source=engine.source,
             readers=engine.readers,
+            downloads=engine.downloads,
             post=self.post,
             changed=self._changed,
             metrics=metrics,
@@ -147,6 +151,7 @@ class EngineLoop:
 
     def draft(self) -> ReplicaReport:
         """The replica as it is; `seq` is for `Reports` to set."""
+        rates = self.adapters.rates
         return ReplicaReport(
             replica=ReplicaId(self._config.name),
             boot=self._boot,
@@ -164,6 +169,11 @@ class EngineLoop:
             adapters=self._cache.states(),
             pages_cached=self._pool.cached,
             pages_adapters=self._cache.pages_used,
+            host_bytes=self._config.host_bytes,
+            host_bytes_used=self._cache.host_bytes,
+            copy_bytes_per_s=rates.copy.bytes_per_s,
+            read_bytes_per_s=rates.read.bytes_per_s,
+            fetch_bytes_per_s=rates.fetch.bytes_per_s,
         )
 
     # --- the thread's own

@@ -61,6 +61,11 @@ class ReplicaReport:
     draining: bool = False
     adapters: tuple[AdapterState, ...] = ()
     pages_cached: int = 0  # of the free: they hold keys that may be wanted again
+    host_bytes: int | None = None  # what copies in host memory may take together; None: no limit
+    host_bytes_used: int = 0
+    copy_bytes_per_s: float = 0.0  # lately measured: host memory to slot; 0: nothing came yet
+    read_bytes_per_s: float = 0.0  # disk to host memory
+    fetch_bytes_per_s: float = 0.0  # object store to host memory
     pages_adapters: int = 0  # held by adapters, in use or idle
 
 
