@@ -48,6 +48,12 @@ def main(
         str | None, typer.Option(help="URL of an object store; --adapters is its disk cache.")
     ] = None,
     disk_cache_bytes: Annotated[int | None, typer.Option(help="Bytes of that cache.")] = None,
+    merged: Annotated[
+        str | None, typer.Option(help="Adapter to fold into the base; then only it is served.")
+    ] = None,
+    quantization: Annotated[
+        str | None, typer.Option(help="Linear weights of the base: none or fp8.")
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads; 0: all cores.")] = None,
     device: Annotated[str | None, typer.Option(help="Torch device: cpu, cuda:0, …")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,

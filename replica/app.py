@@ -22,7 +22,9 @@ from replica.core.adapter_cache import AdapterCache
 from replica.core.pages import PagePool
 from replica.core.scheduler import Scheduler
 from replica.edge import edge
+from replica.engine.adapter_store import AdapterFolder, BadAdapter, HostAdapter
 from replica.engine.model_config import ModelConfig
+from replica.engine.quantised import Quantization
 from replica.engine.runner import Runner
 from replica.engine.sections import require_fit
 from replica.front import Front
@@ -36,6 +38,8 @@ from replica.source import Source
 from replica.text import Vocabulary
 from replica.watch import StoreWatch
 from shared.clock import monotonic
+from shared.ids import AdapterId
+from shared.messages import AdapterState, Tier
 from shared.settings import BadSettings
 from shared.tasks import spawn, stop
 
@@ -56,8 +60,15 @@ class Replica:
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="reader")
         self._source = source_of(config, model)
         self._downloads = ThreadPoolExecutor(_DOWNLOADS, thread_name_prefix="download")
-        self.engine = _engine(config, model, self._source, self._readers, self._downloads)
-        loop = EngineLoop(config=config, engine=self.engine, metrics=self.metrics, clock=monotonic)
+        merged = _merged(config, model)
+        self.engine = _engine(config, model, self._source, self._readers, self._downloads, merged)
+        loop = EngineLoop(
+            config=config,
+            engine=self.engine,
+            metrics=self.metrics,
+            clock=monotonic,
+            merged=None if merged is None else _state(merged),
+        )
         self.front = Front(config=config, loop=loop)
         self.metrics.describe(lambda: self.front.report, lambda: set(self.front.waiting_adapters))
         self._vocabulary = Vocabulary(config.base)
@@ -76,8 +87,9 @@ class Replica:
             clock=monotonic,
         )
         self.front.start()
-        await watch.refresh()
-        self._watching = spawn(watch.run(), name="watch adapters")
+        if not self.config.merged:
+            await watch.refresh()
+            self._watching = spawn(watch.run(), name="watch adapters")
         # A handler is cancelled when its client goes: that is what ends the client's sequences.
         self._server = web.AppRunner(
             self._web(watch), handler_cancellation=True, access_log=None, shutdown_timeout=5
@@ -141,12 +153,36 @@ class Replica:
         return app
 
 
+def _merged(config: ReplicaConfig, model: ModelConfig) -> HostAdapter | None:
+    """The adapter to fold into the base, in float32: what is rounded is the sum. No slot has to
+    hold it, so its rank may be any."""
+    if not config.merged:
+        return None
+    store = AdapterFolder(config.adapters, model.hidden_size, model, page_tokens=config.page_tokens)
+    try:
+        return store.read(AdapterId(config.merged))
+    except BadAdapter as bad:
+        raise BadSettings(f"merged: {config.merged}: {bad}") from bad
+
+
+def _state(merged: HostAdapter) -> AdapterState:
+    return AdapterState(
+        merged.adapter,
+        merged.digest,
+        Tier.GPU,
+        rank=merged.rank,
+        size_bytes=merged.size_bytes,
+        pinned=True,
+    )
+
+
 def _engine(
     config: ReplicaConfig,
     model: ModelConfig,
     source: Source,
     readers: ThreadPoolExecutor,
     downloads: ThreadPoolExecutor,
+    merged: HostAdapter | None,
 ) -> Engine:
     pool = PagePool(pages=config.pages, page_tokens=config.page_tokens)
     longest = config.max_model_len or _longest(config, model)
@@ -174,6 +210,8 @@ def _engine(
         pages=config.pages,
         page_tokens=config.page_tokens,
         threads=config.threads or os.cpu_count() or 1,
+        merged=merged,
+        quantization=Quantization(config.quantization),
     )
     return Engine(
         scheduler=scheduler,
@@ -199,6 +237,8 @@ def _check(config: ReplicaConfig, model: ModelConfig) -> None:
         faults.append(f"adapters: {config.adapters} is no directory; create it, it may be empty")
     if config.max_cpu_loras is not None and config.max_cpu_loras < config.max_loras:
         faults.append("max_cpu_loras: must be at least max_loras, for slots are filled from there")
+    if config.merged == config.base_name:
+        faults.append("merged: the base has this name; give one of them another (served_name)")
     if config.max_step_tokens < config.max_running:
         faults.append("max_step_tokens: must be at least max_running, one token a sequence")
     try:

@@ -41,10 +41,15 @@ class ReplicaConfig(Settings):
     disk_cache_bytes: int = Field(20 << 30, ge=1)
     """Bytes of local disk for adapters of the object store."""
 
+    merged: str = ""
+    """An adapter of the store to fold into the base: this replica then serves it, and only it."""
+
     device: str = "cpu"
     """Torch device the base runs on."""
     dtype: str = Field("float32", pattern="^(float32|bfloat16|float16)$")
     """Type of the base's weights and activations."""
+    quantization: str = Field("none", pattern="^(none|fp8)$")
+    """How the base's linear weights are kept: none is as `dtype`, fp8 a quarter of float32."""
     threads: int = Field(0, ge=0)
     """Threads of one forward pass on a CPU; 0 takes as many as there are cores."""
 

@@ -117,12 +117,13 @@ class Control:
 
     async def models(self, request: web.Request) -> web.Response:
         names = [name for name in self._front.adapters if self._front.servable(name)]
-        data = [self._base_model(), *map(self._adapter_model, names)]
+        bases = [] if self._config.merged else [self._base_model()]
+        data = [*bases, *map(self._adapter_model, names)]
         return json_response(orjson.dumps({"object": "list", "data": data}))
 
     async def model(self, request: web.Request) -> web.Response:
         name = request.match_info["model"]
-        if name == self._config.base_name:
+        if name == self._config.base_name and not self._config.merged:
             return json_response(orjson.dumps(self._base_model()))
         if not self._front.servable(name):
             raise UnknownModel(name)
@@ -200,6 +201,12 @@ class Control:
 
     async def _order(self, request: web.Request, kind: type[B]) -> B:
         check_fleet(request, self._config.fleet_token)
+        if self._config.merged and kind is not DrainRequest:
+            raise BadAdapterRequest(
+                f"This replica has the adapter '{self._config.merged}' merged into its base: "
+                "adapters come and go on replicas without --merged.",
+                code="merged",
+            )
         return parse(kind, await read_object(request) if request.can_read_body else {})
 
     def _folder(self, body: LoadRequest) -> AdapterId:

@@ -38,7 +38,9 @@ class Front:
         self._quiet = asyncio.Event()
         self._quiet.set()
         self.report: ReplicaReport = loop.draft()
-        self.adapters: dict[str, AdapterState] = {}
+        self.adapters: dict[str, AdapterState] = {
+            each.adapter: each for each in self.report.adapters
+        }
         self.waiting_adapters: tuple[AdapterId, ...] = ()
         self.draining = False
         self.closing = False

@@ -14,6 +14,7 @@ from typing import Final
 
 from replica.chat_template import ChatTemplate
 from replica.core.sequence import Sampling, Sequence
+from replica.echo import Echo, offsets
 from replica.errors import BadRequest, ContextTooLong, Unsupported
 from replica.grammar import Grammars, JsonGrammar
 from replica.protocol import ChatRequest, CompletionRequest, GenerationRequest
@@ -54,8 +55,7 @@ class Intake:
     ) -> list[Sequence]:
         """`candidates` for each prompt, in order. Raises BadRequest.
 
-        `salt` is the fleet's word on who shares cached keys with whom; the body's own `cache_salt`
-        divides further and reaches nobody else's, for the two are never taken for one another.
+        `salt` is the fleet's word on who shares cached keys with whom; no field of a body has one.
         """
         prompts = await self._prompts(body)
         opened = len(prompts) * body.candidates
@@ -71,7 +71,6 @@ class Intake:
         for token in body.stop_token_ids:
             self._known(token, "stop_token_ids")
         grammar = await self._grammar(body)
-        salts = (salt, body.cache_salt) if salt or body.cache_salt else ()
         now = self._clock()
         sequences: list[Sequence] = []
         for prompt in prompts:
@@ -80,15 +79,24 @@ class Intake:
                 own = grammar.copy() if grammar is not None else None
                 seq_id = f"{reply_id}-{len(sequences)}"
                 sampling = _sampling(body, room, choice)
-                sequences.append(Sequence(seq_id, adapter, prompt, sampling, now, own, salts))
+                sequences.append(Sequence(seq_id, adapter, prompt, sampling, now, own, salt))
         return sequences
 
-    def echo(self, body: GenerationRequest, index: int) -> str:
-        """The prompt's text, where the reply of the choice `index` is to begin with it."""
+    async def echoes(self, body: GenerationRequest, sequences: list[Sequence]) -> list[Echo]:
+        """For each sequence the prompt, where the reply is to begin with it."""
         if not isinstance(body, CompletionRequest) or not body.echo:
-            return ""
-        prompt = body.prompt[index // body.candidates]
-        return prompt if isinstance(prompt, str) else self._vocabulary.decode(prompt)
+            return [Echo() for _ in sequences]
+        echoes: list[Echo] = []
+        tokens: Tokens
+        places: list[int]
+        for prompt, first in zip(body.prompt, sequences[:: body.candidates], strict=True):
+            text = prompt if isinstance(prompt, str) else self._vocabulary.decode(prompt)
+            tokens, places = (), []
+            if body.scores_prompt:
+                tokens = first.prompt
+                places = await asyncio.to_thread(offsets, self._vocabulary, text, tokens)
+            echoes += [Echo(text, tokens, places) for _ in range(body.candidates)]
+        return echoes
 
     def tool_calls(self, body: GenerationRequest) -> ToolCalls | None:
         """A reader of calls for one choice; None where a reply is text and nothing else."""
@@ -174,7 +182,7 @@ class Intake:
                 f"model's context has left.",
                 param="min_tokens",
             )
-        return wanted or room
+        return room if wanted is None else max(wanted, 1)  # of none, one is drawn and dropped
 
 
 def _sampling(body: GenerationRequest, room: int, choice: int) -> Sampling:
@@ -195,5 +203,6 @@ def _sampling(body: GenerationRequest, room: int, choice: int) -> Sampling:
         stop_token_ids=frozenset(body.stop_token_ids),
         ignore_eos=body.ignore_eos,
         min_tokens=body.min_tokens,
+        prompt_logprobs=body.scores_prompt,
         logprobs=0 if body.top_wanted is None and ranks else body.top_wanted,
     )

@@ -27,16 +27,17 @@ from replica.core.adapter_cache import AdapterCache
 from replica.core.pages import PagePool
 from replica.core.scheduler import Scheduler
 from replica.core.sequence import Finish, Sequence
-from replica.core.step import Progress
+from replica.core.step import Progress, Step
+from replica.draft import Draft
 from replica.engine.runner import BROKEN, Drawn, Runner
 from replica.errors import AdapterLost, BadRequest, LogitsNotFinite, ReplicaError, SequenceFailed
-from replica.generation import Event
+from replica.generation import Event, PromptScores
 from replica.metrics import Metrics
 from replica.reports import Reports
 from replica.source import Source
 from shared.clock import Clock
-from shared.ids import AdapterId, ReplicaId
-from shared.messages import ReplicaReport
+from shared.ids import AdapterId
+from shared.messages import AdapterState, ReplicaReport
 
 _log = logging.getLogger(__name__)
 
@@ -67,8 +68,15 @@ class Engine:
 
 class EngineLoop:
     def __init__(
-        self, *, config: ReplicaConfig, engine: Engine, metrics: Metrics, clock: Clock
+        self,
+        *,
+        config: ReplicaConfig,
+        engine: Engine,
+        metrics: Metrics,
+        clock: Clock,
+        merged: AdapterState | None = None,
     ) -> None:
+        """`merged` is the adapter that the base has become, if it has."""
         self._config = config
         self._scheduler = engine.scheduler
         self._cache = engine.cache
@@ -76,7 +84,7 @@ class EngineLoop:
         self._runner = engine.runner
         self._metrics = metrics
         self._clock = clock
-        self._boot = uuid.uuid4().hex
+        self._merged = merged
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.adapters = Adapters(
             base_name=config.base_name,
@@ -90,6 +98,15 @@ class EngineLoop:
             changed=self._changed,
             metrics=metrics,
             clock=clock,
+        )
+        self._draft = Draft(
+            config=config,
+            boot=uuid.uuid4().hex,
+            scheduler=engine.scheduler,
+            pool=engine.pool,
+            cache=engine.cache,
+            rates=self.adapters.rates,
+            merged=merged,
         )
         self._reports = Reports(
             draft=self.draft,
@@ -151,30 +168,7 @@ class EngineLoop:
 
     def draft(self) -> ReplicaReport:
         """The replica as it is; `seq` is for `Reports` to set."""
-        rates = self.adapters.rates
-        return ReplicaReport(
-            replica=ReplicaId(self._config.name),
-            boot=self._boot,
-            seq=0,
-            base=self._config.base_name,
-            slots=self._config.max_loras,
-            capacity=self._config.max_running,
-            running=self._scheduler.running,
-            waiting=self._scheduler.waiting,
-            pages_total=self._pool.pages,
-            pages_free=self._pool.available,
-            max_model_len=self._scheduler.max_model_len,
-            heartbeat_s=self._config.heartbeat_s,
-            draining=self._draining,
-            adapters=self._cache.states(),
-            pages_cached=self._pool.cached,
-            pages_adapters=self._cache.pages_used,
-            host_bytes=self._config.host_bytes,
-            host_bytes_used=self._cache.host_bytes,
-            copy_bytes_per_s=rates.copy.bytes_per_s,
-            read_bytes_per_s=rates.read.bytes_per_s,
-            fetch_bytes_per_s=rates.fetch.bytes_per_s,
-        )
+        return self._draft.report(draining=self._draining)
 
     # --- the thread's own
 
@@ -214,21 +208,30 @@ class EngineLoop:
         progress = self._scheduler.collect()
         if step is not None:
             drawn = self._runner.run_with_logprobs(step)
-            tokens = {seq: each.token for seq, each in drawn.items() if each.token != BROKEN}
+            tokens = {seq: each.token for seq, each in drawn.items() if each.token >= 0}
             then = self._clock()
             progress += self._scheduler.commit(step, tokens, then)
             self._metrics.step(step, then - now)
         self._step_began_at = None
         self._blocked = step is None and not progress
-        if progress:
-            events = [
-                self._event(item, drawn.get(item.seq))
-                for item in progress
-                if item.seq in self._live
-            ]
+        events = [] if step is None else self._prompts(step, drawn)
+        events += [
+            self._event(item, drawn.get(item.seq)) for item in progress if item.seq in self._live
+        ]
+        if events:
             self._tell(lambda: self._listener.delivered(events))
             self.adapters.carry_out()  # who has ended may have made room for a load
         self._reports.tick(self._clock())
+
+    def _prompts(self, step: Step, drawn: Mapping[str, Drawn]) -> list[Event]:
+        """What the step scored of prompts; before what it drew, for that may be the end."""
+        events = []
+        for row in step.rows:
+            seq = self._live.get(row.seq) if row.targets else None
+            if seq is not None:
+                scores = PromptScores(row.start, drawn[row.seq].prompt)
+                events.append(Event(row.seq, digest=self._version(seq), prompt=scores))
+        return events
 
     def _event(self, item: Progress, drawn: Drawn | None) -> Event:
         seq = self._live[item.seq]
@@ -244,14 +247,17 @@ class EngineLoop:
         if not first:
             return event
         self._metrics.cached(seq.cached)
-        return replace(event, digest=seq.digest, cached=seq.cached)
+        return replace(event, digest=self._version(seq), cached=seq.cached)
+
+    def _version(self, seq: Sequence) -> str:
+        return seq.digest if self._merged is None else self._merged.digest
 
     def _failure(self, seq: Sequence, reason: str, drawn: Drawn | None) -> ReplicaError:
         if seq.adapter is not None and seq.admitted_at is None:
             return AdapterLost(reason, param="model")
         if drawn is None or drawn.token != BROKEN:
             return SequenceFailed(reason)
-        model = seq.adapter or self._config.base_name
+        model = seq.adapter or self._config.merged or self._config.base_name
         if seq.grammar is not None:  # which of the two it was, the sampler does not tell
             return SequenceFailed(
                 f"The reply of `{model}` cannot go on: its logits are not finite, or its JSON "

@@ -46,6 +46,8 @@ class Sampling:
         None  # how many alternatives a token to report; None: none, not even its own
     )
 
+    prompt_logprobs: bool = False  # the same for the prompt's own tokens, but the first
+
     @property
     def penalises(self) -> bool:
         """Whether the draw depends on what was drawn before."""
@@ -78,7 +80,7 @@ class Sequence:
     sampling: Sampling
     arrived_at: float
     grammar: Grammar | None = None
-    salts: tuple[str, ...] = ()  # it shares cached pages with those alone who have the same
+    salt: str = ""  # it shares cached pages with those alone who have the same
     output: list[int] = field(default_factory=list)
     computed: int = 0
     cached: int = 0  # tokens of the prompt that it found in cached pages when it first ran
