@@ -16,7 +16,9 @@ chunks of prompts, oldest first, then admits from the waiting, oldest first. Law
 
 Protocol, all on one thread: `plan`, run the step, `commit` it; `add` and `abort` may fall anywhere
 between, and `collect` follows each `plan`. A plan that is not committed only moves pages: after a
-crash abort the culprits and plan again.
+crash abort the culprits and plan again. A driver whose device works on its own commits in two
+halves: `advance` as a step gets under way, `settle` as its tokens are known, and plans the next
+between them. What that one computes for a sequence that ends in the first is void.
 
 Costs: plan and commit are O(running + adapters that wait). The shell bounds how many may wait.
 """
@@ -24,15 +26,17 @@ Costs: plan and commit are O(running + adapters that wait). The shell bounds how
 from __future__ import annotations
 
 from bisect import insort
+from collections import deque
 from collections.abc import Mapping
 from operator import attrgetter
 
 from replica.core.adapter_cache import AdapterCache
-from replica.core.live import Live
+from replica.core.audit import audit
+from replica.core.live import Live, tokens_left
 from replica.core.pages import PagePool
 from replica.core.sequence import Finish, Sequence
 from replica.core.sharing import Sharing
-from replica.core.step import BASE_SLOT, Progress, Row, Step
+from replica.core.step import Progress, Row, Step
 from replica.core.turns import Turns
 from replica.core.waiting_line import WaitingLine
 from shared.ids import AdapterId
@@ -72,9 +76,8 @@ class Scheduler:
         self._line = WaitingLine()
         self._ended: list[Progress] = []
         self._planned: Step | None = None
+        self._under_way: deque[tuple[Step, list[tuple[Live, Row]]]] = deque()
         self._arrivals = 0
-
-    # --- what is here
 
     @property
     def running(self) -> int:
@@ -98,8 +101,6 @@ class Scheduler:
             for adapter in self._line.adapters()
         )
         return now if any(ready) else None
-
-    # --- events
 
     def add(self, seq: Sequence, now: float) -> None:
         """Queue a new sequence. Raises ValueError, with what to do, when it can never run."""
@@ -127,11 +128,8 @@ class Scheduler:
         return True
 
     def collect(self) -> list[Progress]:
-        """Ends that no step brought: the adapter failed or left while they waited for it."""
-        ended, self._ended = self._ended, []
-        return ended
-
-    # --- plan
+        """Ends that no step brought: their adapter failed or left while they waited."""
+        return [self._ended.pop(0) for _ in tuple(self._ended)]
 
     def plan(self, now: float) -> Step | None:
         """The next step; None when nothing can run before an event."""
@@ -163,7 +161,7 @@ class Scheduler:
         while at < len(self._running):
             entry = self._running[at]
             at += 1
-            if entry.to_feed != 1:
+            if entry.to_feed != 1 or entry.waits:
                 continue
             while not entry.table.grow_to(entry.length, self._pool):
                 if not self._cache.make_room(1):
@@ -191,11 +189,13 @@ class Scheduler:
 
     def _admit(self, rows: list[Row], budget: int, now: float) -> None:
         """Start who waits while there are places, tokens and pages."""
-        self._turns.update(self._cache, self._tokens_left, now)
+        self._turns.update(
+            self._cache, lambda: tokens_left((*self._running, *self._line.preempted)), now
+        )
         if budget <= 0 or len(self._running) >= self._max_running:
             return
         for entry in self._line.candidates(self._may_start):
-            if not self._take_pages(entry):
+            if entry.pending or not self._take_pages(entry):
                 return
             self._start(entry, now)
             tokens = min(entry.to_feed, budget)
@@ -218,9 +218,8 @@ class Scheduler:
 
     def _take_pages(self, entry: Live) -> bool:
         """All it needs now, and one is left for each that runs: else it would not stay long."""
-        slot = self._slot_for(entry)
+        slot, running = self._slot_for(entry), len(self._running)
         assert slot is not None, "it may start"
-        running = len(self._running)
         return self._sharing.begin(
             entry,
             self._cache.digest_in(slot),
@@ -241,27 +240,34 @@ class Scheduler:
             entry.slot = slot
             seq.digest = self._cache.digest_in(slot)
 
-    def _tokens_left(self) -> Mapping[int, int]:
-        left: dict[int, int] = {}
-        for entry in (*self._running, *self._line.preempted):
-            left[entry.slot] = max(left.get(entry.slot, 0), entry.length_max - entry.length)
-        return left
-
-    # --- commit
-
     def commit(self, step: Step, tokens: Mapping[str, int], now: float) -> list[Progress]:
         """Take in what the step drew. A sequence whose token is missing ends with ERROR."""
+        self.advance(step)
+        return self.settle(step, tokens, now)
+
+    def advance(self, step: Step) -> None:
+        """The step is under way: plan as if it were done, and its tokens drawn."""
         if step is not self._planned:
             raise ValueError("commit the step that the last plan gave, once")
         self._planned = None
-        progress: list[Progress] = []
+        entries = []
         for row in step.rows:
             entry = self._live.get(row.seq)
-            if entry is None or not entry.table.pages:
-                continue  # aborted while the step ran
-            self._sharing.advance(entry, row.end)
-            if row.samples:
-                progress.append(self._draw(entry, tokens.get(row.seq), now))
+            if entry is not None and entry.table.pages:  # else aborted since
+                entry.advance(row)
+                entries.append((entry, row))
+        self._under_way.append((step, entries))
+
+    def settle(self, step: Step, tokens: Mapping[str, int], now: float) -> list[Progress]:
+        """Take in what the oldest step under way drew, as `commit` does."""
+        if not self._under_way or step is not self._under_way[0][0]:
+            raise ValueError("settle the steps under way in the order they were planned, once")
+        progress = []
+        for entry, row in self._under_way.popleft()[1]:
+            if entry.seq.finish is None:
+                if row.samples:
+                    progress.append(self._draw(entry, tokens.get(row.seq), now))
+                self._sharing.publish(entry, row.end)
         if any(item.finish is not None for item in progress):
             self._running = [entry for entry in self._running if entry.seq.finish is None]
         return progress
@@ -270,6 +276,8 @@ class Scheduler:
         finish = Finish.ERROR if token is None else entry.take(token, self._eos_ids)
         reason = "the engine drew no token for this sequence" if token is None else ""
         if finish is not None:
+            if not entry.table.pages:  # preempted since
+                self._line.remove(entry)
             self._end(entry, finish, now)
         return Progress(entry.seq.id, token, finish, reason)
 
@@ -285,17 +293,5 @@ class Scheduler:
         self._cache.check()
         self._line.check()
         self._sharing.check(self._running)
-        waiting = list(self._line)
-        here = {entry.seq.id: entry for entry in (*self._running, *waiting)}
-        assert here == self._live, "a sequence is lost, or is not live"
-        assert len(here) == len(self._running) + len(waiting), "it runs and waits"
         assert len(self._running) <= self._max_running
-        orders = [entry.order for entry in self._running]
-        assert orders == sorted(orders), "running is out of order"
-        tables = [entry.table.pages for entry in here.values()]
-        self._pool.check([*tables, *self._cache.holdings()])
-        for entry in here.values():
-            entry.check(self._pool.page_tokens)
-            held = self._cache.slot_held(entry.seq.id)
-            assert entry.slot == (BASE_SLOT if held is None else held), "a slot without its lease"
-        assert all(not entry.table.pages for entry in waiting), "pages are held while waiting"
+        audit(self._running, list(self._line), self._live, pool=self._pool, cache=self._cache)

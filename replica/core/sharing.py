@@ -39,20 +39,20 @@ class Sharing:
             return False
         entry.table.grow_to(entry.length, self._pool)
         entry.seq.computed = shared * self._pool.page_tokens
+        entry.published = shared
         for name in names[shared:]:
             self._coming.setdefault(name, entry)
         return True
 
-    def advance(self, entry: Live, end: int) -> None:
-        """Its tokens up to `end` are computed: pages that are full now can be found by others."""
-        size = self._pool.page_tokens
-        first, full = entry.seq.computed // size, end // size
-        entry.seq.computed = end
-        if full > first and entry.names is not None:
-            names = entry.names.first(full, entry.seq)[first:]
-            for page, name in zip(entry.table.pages[first:], names, strict=False):
+    def publish(self, entry: Live, end: int) -> None:
+        """Its tokens up to `end` are computed and known: what is full of them can be found."""
+        full = end // self._pool.page_tokens
+        if full > entry.published and entry.names is not None and entry.table.pages:
+            names = entry.names.first(full, entry.seq)[entry.published :]
+            for page, name in zip(entry.table.pages[entry.published :], names, strict=False):
                 self._pool.name(page, name)
             self._no_longer(entry, names)
+            entry.published = full
 
     def end(self, entry: Live, *, distrust: bool = False) -> None:
         """It runs no more, and gives its pages back; `distrust`: nobody is to find them."""
@@ -61,14 +61,14 @@ class Sharing:
         if distrust:
             self._pool.distrust(entry.table.pages)
         entry.table.release(self._pool)
-        entry.seq.computed = 0
+        entry.seq.computed = entry.published = 0
 
     def check(self, running: Collection[Live]) -> None:
         assert all(entry in running for entry in self._coming.values()), "nobody computes it"
 
     def _names(self, entry: Live, digest: str) -> list[bytes]:
         """Of the pages before its last token."""
-        namespace = root(digest, entry.seq.salts)
+        namespace = root(digest, entry.seq.salt)
         if entry.names is None or not entry.names.belongs_to(namespace):
             entry.names = PageNames(root=namespace, page_tokens=self._pool.page_tokens)
         return entry.names.first((entry.length - 1) // self._pool.page_tokens, entry.seq)

@@ -14,6 +14,9 @@ from replica.core.sequence import Finish, Grammar, Sampling
 BASE_SLOT: Final = -1
 """The slot of a row without adapter. No kernel may index with it."""
 
+PENDING: Final = -1
+"""In a row's tokens: what the step before it draws for that sequence, not known here yet."""
+
 
 class Row(NamedTuple):
     """`tokens` stand at positions `start ..` of sequence `seq`; everything before is in `pages`.

@@ -19,6 +19,7 @@ from replica.core.pages import PagePool
 from replica.core.scheduler import Progress, Scheduler, Step
 from replica.core.segments import segments
 from replica.core.sequence import Sampling, Sequence
+from replica.core.step import PENDING
 from shared.ids import AdapterId
 from shared.messages import Tier
 
@@ -75,6 +76,7 @@ class EngineThread:
         self.loads: list[Load] = []
         self.sequences: dict[str, Sequence] = {}
         self.ends: list[Progress] = []
+        self.flight: tuple[Step, dict[str, int]] | None = None
 
     def offer(self, *names: str, digest: str = "v1", pages: int = 0) -> None:
         for name in names:
@@ -85,13 +87,13 @@ class EngineThread:
         adapter: str | None = None,
         prompt: Series[int] = (1, 2, 3),
         tokens: int = 4,
-        salts: tuple[str, ...] = (),
+        salt: str = "",
         **wishes: Any,
     ) -> Sequence:
         name = None if adapter is None else AdapterId(adapter)
         sampling = Sampling(max_tokens=tokens, temperature=0.0, **wishes)
         seq_id = f"s{len(self.sequences)}"
-        seq = Sequence(seq_id, name, tuple(prompt), sampling, self.now, salts=salts)
+        seq = Sequence(seq_id, name, tuple(prompt), sampling, self.now, salt=salt)
         self.scheduler.add(seq, self.now)
         self.sequences[seq.id] = seq
         return seq
@@ -135,20 +137,27 @@ class EngineThread:
                 found = {self.weights[page] for page in self.cache.pages_in(row.slot)}
                 assert found <= {weights}, "others wrote where its weights were"
             size = self.pool.page_tokens
-            for at, token in enumerate(row.tokens, start=row.start):
+            tokens = row.tokens
+            if tokens == (PENDING,):  # the device knows what the step before drew
+                assert self.flight is not None
+                tokens = (self.flight[1][row.seq],)
+            for at, token in enumerate(tokens, start=row.start):
                 page = row.pages[at // size]
                 self.weights.pop(page, None)
                 self.memory[page, at % size] = (token, weights)
             context = [self.memory[row.pages[at // size], at % size] for at in range(row.end)]
             assert {used for _, used in context} == {weights}, "keys of other weights in its pages"
             if row.samples:
-                assert row.drawn == len(self.sequences[row.seq].output)
+                pending = self.flight is not None and row.seq in self.flight[1]
+                live = self.sequences[row.seq].finish is None
+                assert not live or row.drawn == len(self.sequences[row.seq].output) + pending
                 drawn[row.seq] = likeliest([token for token, _ in context], weights)
         return drawn
 
     def turn(self, *, loads: bool = True) -> Step | None:
         """Once around the loop."""
         self.now += 1.0
+        self.land()
         self.carry_out()
         while loads and self.loads:
             self.end_load()
@@ -161,6 +170,27 @@ class EngineThread:
                 if progress.finish is not None
             ]
         return step
+
+    def turn_ahead(self) -> Step | None:
+        """Once around the loop of a driver whose device runs one step while the next is planned."""
+        self.now += 1.0
+        self.carry_out()
+        step = self.scheduler.plan(self.now)
+        self.ends += self.scheduler.collect()
+        flight = None if step is None else (step, self.run(step))
+        if step is not None:
+            self.scheduler.advance(step)
+        self.land()
+        self.flight = flight
+        return step
+
+    def land(self) -> None:
+        """Settle the step under way."""
+        if self.flight is not None:
+            step, drawn = self.flight
+            self.flight = None
+            settled = self.scheduler.settle(step, drawn, self.now)
+            self.ends += [progress for progress in settled if progress.finish is not None]
 
     def until_all_end(self, turns: int = 10_000) -> int:
         for taken in range(turns):

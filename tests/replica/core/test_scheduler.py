@@ -78,7 +78,7 @@ def make_machine(engine_thread: Any) -> type[RuleBasedStateMachine]:
             name=st.none() | NAMES,
             prompt=st.lists(st.integers(0, 1), min_size=1, max_size=12),
             tokens=st.integers(1, 12),
-            salts=st.sampled_from([(), ("mine",)]),
+            salt=st.sampled_from(["", "mine"]),
             times=st.integers(1, 3),
         )
         def add(
@@ -86,13 +86,13 @@ def make_machine(engine_thread: Any) -> type[RuleBasedStateMachine]:
             name: str | None,
             prompt: list[int],
             tokens: int,
-            salts: tuple[str, ...],
+            salt: str,
             times: int,
         ) -> None:
             """Prompts of two tokens, that begin alike often; `times` is what `n` asks for."""
             if len(prompt) < self.thread.scheduler.max_model_len:
                 for _ in range(times):
-                    self.thread.add(name, prompt, tokens, salts=salts)
+                    self.thread.add(name, prompt, tokens, salt=salt)
 
         @rule(data=st.data(), times=st.integers(1, 2))
         def abort(self, data: st.DataObject, times: int) -> None:
@@ -112,8 +112,15 @@ def make_machine(engine_thread: Any) -> type[RuleBasedStateMachine]:
                 self.thread.turn(loads=False)
                 self.thread.scheduler.check()
 
+        @rule(times=st.integers(1, 4))
+        def turn_ahead(self, times: int) -> None:
+            for _ in range(times):
+                self.thread.turn_ahead()
+                self.thread.scheduler.check()
+
         @rule(data=st.data())
         def abort_while_a_step_runs(self, data: st.DataObject) -> None:
+            self.thread.land()
             self.thread.carry_out()
             step = self.thread.scheduler.plan(self.thread.now)
             self.thread.ends += self.thread.scheduler.collect()
