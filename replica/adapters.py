@@ -16,7 +16,7 @@ from typing import Final, assert_never
 from replica.core.adapter_cache import AdapterCache
 from replica.core.host_tier import Version
 from replica.engine.adapter_store import HostAdapter
-from replica.engine.runner import Runner
+from replica.engine.flight import StepRunner
 from replica.errors import BadAdapterRequest
 from replica.metrics import Metrics
 from replica.roster import Fact, Offered, Refused, Roster, Withdrawn
@@ -36,7 +36,7 @@ class Adapters:
         *,
         base_name: str,
         cache: AdapterCache,
-        runner: Runner,
+        runner: StepRunner,
         read: Callable[[AdapterId], HostAdapter],
         readers: ThreadPoolExecutor,
         post: Callable[[Callable[[], None]], None],
@@ -61,6 +61,11 @@ class Adapters:
             metrics=metrics,
             clock=clock,
         )
+
+    @property
+    def loading(self) -> bool:
+        """Whether an adapter is being copied to the device: `carry_out` sees when it is there."""
+        return self._tiers.loading
 
     def carry_out(self) -> None:
         """What the scheduler's wishes and returned slots have brought about since."""

@@ -20,7 +20,7 @@ from replica.core.adapter_cache import AdapterCache
 from replica.core.commands import Command, Evict, EvictHost, Load
 from replica.core.host_tier import Version
 from replica.engine.adapter_store import BadAdapter, HostAdapter
-from replica.engine.runner import Runner
+from replica.engine.flight import Arrival, StepRunner
 from replica.metrics import Metrics
 from shared.clock import Clock
 from shared.ids import AdapterId
@@ -54,6 +54,15 @@ class _Read:
     slot: int | None  # None: fetched ahead, for host memory only
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Filling:
+    arrival: Arrival
+    version: Version
+    slot: int
+    tier: Tier  # it comes from
+    begun_at: float
+
+
 class Tiers:
     """`post` runs a function on the engine thread."""
 
@@ -61,7 +70,7 @@ class Tiers:
         self,
         *,
         cache: AdapterCache,
-        runner: Runner,
+        runner: StepRunner,
         keeper: Keeper,
         post: Callable[[Callable[[], None]], None],
         readers: ThreadPoolExecutor,
@@ -78,9 +87,18 @@ class Tiers:
         self._copies: dict[Version, HostAdapter] = {}
         self._reading: dict[Version, _Read] = {}
         self._ahead: dict[Version, None] = {}  # to be fetched, in order
+        self._filling: list[_Filling] = []
+
+    @property
+    def loading(self) -> bool:
+        """Copies to the device are under way."""
+        return bool(self._filling)
 
     def carry_out(self) -> None:
         """Do what the cache wants until it wants nothing more now."""
+        for filling in [each for each in self._filling if each.arrival.query()]:
+            self._filling.remove(filling)
+            self._filled(filling.version, filling.slot, filling.tier, filling.begun_at)
         while commands := self._cache.poll(self._clock()):
             for command in commands:
                 self._do(command)
@@ -170,13 +188,19 @@ class Tiers:
         self, version: Version, slot: int, host: HostAdapter, tier: Tier, begun_at: float
     ) -> None:
         try:
-            self._runner.load(slot, host, self._cache.pages_in(slot))
+            arrival = self._runner.load(slot, host, self._cache.pages_in(slot))
         except Exception as error:
             _log.exception("adapter not loaded", extra={"adapter": version[0]})
             self._failed(version, slot, error)
+            return
+        if arrival is None:
+            self._filled(version, slot, tier, begun_at)
         else:
-            self._metrics.loaded(tier, self._clock() - begun_at)
-            self._cache.loaded(*version, slot)
+            self._filling.append(_Filling(arrival, version, slot, tier, begun_at))
+
+    def _filled(self, version: Version, slot: int, tier: Tier, begun_at: float) -> None:
+        self._metrics.loaded(tier, self._clock() - begun_at)
+        self._cache.loaded(*version, slot)
 
 
 def _reason(error: Exception) -> str:

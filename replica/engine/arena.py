@@ -106,8 +106,9 @@ class Arena:
             source = host.flat[run.host : run.host + run.elements]
             memory[start : start + run.elements].copy_(source, non_blocking=True)
         self._placed[index] = _Placed(host.ranks, layout, tuple(pages))
-        self.sections[index] = self._table(layout, pages).to(self.device)
-        self.ranks[index] = torch.tensor(host.ranks, dtype=torch.int32, device=self.device)
+        ranks = torch.tensor(host.ranks, dtype=torch.int32)
+        self.sections[index].copy_(self._sent(self._table(layout, pages)), non_blocking=True)
+        self.ranks[index].copy_(self._sent(ranks), non_blocking=True)
 
     def clear(self, slot: int) -> None:
         """Forget what the slot names. Its pages are left as they are."""
@@ -138,6 +139,10 @@ class Arena:
         if not 0 <= slot < len(self._placed):  # Python would take -1 for the last one
             raise ValueError(f"no slot {slot}: there are {len(self._placed)}")
         return slot
+
+    def _sent(self, table: Tensor) -> Tensor:
+        """Where a copy to the device that nobody waits for may begin."""
+        return table.pin_memory() if self.device.type == "cuda" else table
 
     def _start(self, section: Section, pages: Sequence[int]) -> int:
         return pages[section.page] * self.page_elements + section.at
