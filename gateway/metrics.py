@@ -97,6 +97,9 @@ class Metrics:
         self.retries_denied = self._counter(
             "retries_denied", "Retries that the budget had no room for."
         )
+        self._over_quota = self._counter(
+            "over_quota", "Requests over a limit; in shadow they went on.", "limit", "mode"
+        )
         self._ejections = self._counter(
             "ejections", "Replicas taken out for misbehaving.", "replica", "reason"
         )
@@ -104,6 +107,9 @@ class Metrics:
             "readmissions", "Replicas taken in again after an ejection.", "replica"
         )
         self.reports = self._counter("reports", "Replica reports, by result.", "replica", "result")
+
+    def over_quota(self, limit: str, shadow: bool) -> None:
+        self._over_quota.labels(limit, "shadow" if shadow else "enforced").inc()
 
     def watch(self, name: str, text: str, read: Callable[[], float]) -> None:
         """A gauge that is read when Prometheus asks."""

@@ -60,6 +60,7 @@ class Replica:
             model,
             config.dtype,
             page_tokens=config.page_tokens,
+            base_dir=config.base,
         )
         merged = _merged(config, model)
         self.engine = _engine(config, model, self._store, self._readers, merged)

@@ -55,8 +55,7 @@ class Intake:
     ) -> list[Sequence]:
         """`candidates` for each prompt, in order. Raises BadRequest.
 
-        `salt` is the fleet's word on who shares cached keys with whom; the body's own `cache_salt`
-        divides further and reaches nobody else's, for the two are never taken for one another.
+        `salt` is the fleet's word on who shares cached keys with whom; no field of a body has one.
         """
         prompts = await self._prompts(body)
         opened = len(prompts) * body.candidates
@@ -72,7 +71,6 @@ class Intake:
         for token in body.stop_token_ids:
             self._known(token, "stop_token_ids")
         grammar = await self._grammar(body)
-        salts = (salt, body.cache_salt) if salt or body.cache_salt else ()
         now = self._clock()
         sequences: list[Sequence] = []
         for prompt in prompts:
@@ -81,7 +79,7 @@ class Intake:
                 own = grammar.copy() if grammar is not None else None
                 seq_id = f"{reply_id}-{len(sequences)}"
                 sampling = _sampling(body, room, choice)
-                sequences.append(Sequence(seq_id, adapter, prompt, sampling, now, own, salts))
+                sequences.append(Sequence(seq_id, adapter, prompt, sampling, now, own, salt))
         return sequences
 
     async def echoes(self, body: GenerationRequest, sequences: list[Sequence]) -> list[Echo]:

@@ -93,7 +93,6 @@ class GenerationRequest(Body):
     response_format: Annotated[dict[str, Any] | None, BeforeValidator(fields.format_schema)] = None
     guided_json: Annotated[dict[str, Any] | None, BeforeValidator(fields.guided_schema)] = None
     skip_special_tokens: Annotated[bool, _or(True)] = True
-    cache_salt: Annotated[str, _or("")] = Field("", max_length=256)
 
     @property
     def tokens_max(self) -> int | None:

@@ -68,6 +68,12 @@ def decode_report(line: bytes) -> ReplicaReport:
             adapters=tuple(_adapter(item) for item in raw.get("adapters", ())),
             pages_cached=int(raw.get("pages_cached", 0)),
             pages_adapters=int(raw.get("pages_adapters", 0)),
+            max_rank=int(raw.get("max_rank", 0)),
+            host_max=int(raw.get("host_max", 0)),
+            host_bytes=int(raw.get("host_bytes", 0)),
+            copy_bytes_per_s=float(raw.get("copy_bytes_per_s", 0)),
+            read_bytes_per_s=float(raw.get("read_bytes_per_s", 0)),
+            store=_str(raw, "store") if "store" in raw else "",
         )
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise WireError(f"not a replica report: {error!r}") from error

@@ -42,7 +42,7 @@ class Ticket:
 
     @property
     def key(self) -> Key:
-        return (self.arrival.adapter, self.tried)
+        return (self.arrival.model, self.tried)
 
 
 class WaitingRoom:

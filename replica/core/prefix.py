@@ -1,12 +1,12 @@
 """Prefix: the names under which full pages of keys are found again.
 
     name_0 = H(root, tokens of page 0)      name_i = H(name_{i-1}, tokens of page i)
-    root   = H(digest, salts)
+    root   = H(digest, salt)
 
 So a name says everything that the keys and values in its page depend on: the weights, by the digest
 of the adapter's content ("" is the base; a pool serves one base), and every token before and in the
 page. New weights under an old name of an adapter have another digest and find nothing of the old.
-Salts only divide: whoever brings one shares with those alone who bring the same. H is SHA-256, so
+A salt only divides: whoever brings one shares with those alone who bring the same. H is SHA-256, so
 nobody can write a prompt whose name is that of another one, nor find another root's names.
 """
 
@@ -17,12 +17,10 @@ from hashlib import sha256
 
 from replica.core.sequence import Sequence
 
-Salts = tuple[str, ...]
 
-
-def root(digest: str, salts: Salts) -> bytes:
-    """`repr` of a tuple of strings is unambiguous: no two namespaces look alike."""
-    return sha256(repr((digest, *salts)).encode()).digest()
+def root(digest: str, salt: str) -> bytes:
+    """`repr` of a pair of strings is unambiguous: no two namespaces look alike."""
+    return sha256(repr((digest, salt)).encode()).digest()
 
 
 class PageNames:

@@ -218,9 +218,8 @@ class Scheduler:
 
     def _take_pages(self, entry: Live) -> bool:
         """All it needs now, and one is left for each that runs: else it would not stay long."""
-        slot = self._slot_for(entry)
+        slot, running = self._slot_for(entry), len(self._running)
         assert slot is not None, "it may start"
-        running = len(self._running)
         return self._sharing.begin(
             entry,
             self._cache.digest_in(slot),

@@ -80,7 +80,7 @@ class Sequence:
     sampling: Sampling
     arrived_at: float
     grammar: Grammar | None = None
-    salts: tuple[str, ...] = ()  # it shares cached pages with those alone who have the same
+    salt: str = ""  # it shares cached pages with those alone who have the same
     output: list[int] = field(default_factory=list)
     computed: int = 0
     cached: int = 0  # tokens of the prompt that it found in cached pages when it first ran

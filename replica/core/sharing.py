@@ -68,7 +68,7 @@ class Sharing:
 
     def _names(self, entry: Live, digest: str) -> list[bytes]:
         """Of the pages before its last token."""
-        namespace = root(digest, entry.seq.salts)
+        namespace = root(digest, entry.seq.salt)
         if entry.names is None or not entry.names.belongs_to(namespace):
             entry.names = PageNames(root=namespace, page_tokens=self._pool.page_tokens)
         return entry.names.first((entry.length - 1) // self._pool.page_tokens, entry.seq)

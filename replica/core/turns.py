@@ -50,7 +50,9 @@ class Turns:
             while left and not cache.fits_after(adapter, chosen).slot:
                 chosen.append(left.pop(0))
             self._closed |= dict.fromkeys(chosen, since)
-            if self._closed_all is None and not cache.fits_after(adapter, chosen).pages:
+            fit = cache.fits_after(adapter, chosen)
+            only_pages = adapter == starved[0][0] and fit.slot and not chosen
+            if self._closed_all is None and (only_pages or not fit.pages):
                 self._closed_all = since
         self._drains = drains
 

@@ -33,6 +33,7 @@ __all__ = [
     "BaseWeights",
     "LayerWeights",
     "ModelConfig",
+    "base_tensor",
     "load_base",
     "tiny_adapter",
     "tiny_model",
@@ -103,6 +104,18 @@ def load_base(
         return BaseWeights(config, embed, layers, norm, PackedMatrix.of(head) if packed else head)
 
 
+def base_tensor(folder: Path, name: str) -> Tensor | None:
+    """One tensor as the base's files have it; a tied head is the embedding. None: no such tensor.
+
+    Raises BadBase.
+    """
+    with ExitStack() as stack:
+        reader = _Reader(folder, stack, torch.float32, "cpu")
+        if not reader.has(name) and name == "lm_head.weight":
+            name = "model.embed_tokens.weight"
+        return reader.anything(name) if reader.has(name) else None
+
+
 def _layer(
     reader: _Reader,
     config: ModelConfig,
@@ -162,6 +175,9 @@ class _Reader:
     def read(self, name: str, *shape: int) -> Tensor:
         # Copied even when nothing changes: what safetensors gives is a view of the file on disk.
         return self._mapped(name, shape).to(device=self._device, dtype=self.dtype, copy=True)
+
+    def anything(self, name: str) -> Tensor:
+        return self._files[name].get_tensor(name).clone()
 
     def fused(self, at: str, group: Group, dtype: torch.dtype) -> Tensor:
         """The group's matrices under one another: [sum of out, in]."""

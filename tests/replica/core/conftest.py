@@ -87,13 +87,13 @@ class EngineThread:
         adapter: str | None = None,
         prompt: Series[int] = (1, 2, 3),
         tokens: int = 4,
-        salts: tuple[str, ...] = (),
+        salt: str = "",
         **wishes: Any,
     ) -> Sequence:
         name = None if adapter is None else AdapterId(adapter)
         sampling = Sampling(max_tokens=tokens, temperature=0.0, **wishes)
         seq_id = f"s{len(self.sequences)}"
-        seq = Sequence(seq_id, name, tuple(prompt), sampling, self.now, salts=salts)
+        seq = Sequence(seq_id, name, tuple(prompt), sampling, self.now, salt=salt)
         self.scheduler.add(seq, self.now)
         self.sequences[seq.id] = seq
         return seq

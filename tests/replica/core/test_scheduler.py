@@ -78,7 +78,7 @@ def make_machine(engine_thread: Any) -> type[RuleBasedStateMachine]:
             name=st.none() | NAMES,
             prompt=st.lists(st.integers(0, 1), min_size=1, max_size=12),
             tokens=st.integers(1, 12),
-            salts=st.sampled_from([(), ("mine",)]),
+            salt=st.sampled_from(["", "mine"]),
             times=st.integers(1, 3),
         )
         def add(
@@ -86,13 +86,13 @@ def make_machine(engine_thread: Any) -> type[RuleBasedStateMachine]:
             name: str | None,
             prompt: list[int],
             tokens: int,
-            salts: tuple[str, ...],
+            salt: str,
             times: int,
         ) -> None:
             """Prompts of two tokens, that begin alike often; `times` is what `n` asks for."""
             if len(prompt) < self.thread.scheduler.max_model_len:
                 for _ in range(times):
-                    self.thread.add(name, prompt, tokens, salts=salts)
+                    self.thread.add(name, prompt, tokens, salt=salt)
 
         @rule(data=st.data(), times=st.integers(1, 2))
         def abort(self, data: st.DataObject, times: int) -> None:
