@@ -133,6 +133,27 @@ _add(
     "loraplex bench kernels --only 'qkv r16 64' --out kernels.json",
     **_passed_on,
 )
+_add(
+    _benches,
+    "engine",
+    bench.engine,
+    "loraplex bench engine --concurrency 32,64 --mixes none,distinct --out engine.json",
+    **_passed_on,
+)
+_add(
+    _benches,
+    "residency",
+    bench.residency,
+    "loraplex bench residency --adapters 500 --resident 64",
+    **_passed_on,
+)
+_add(
+    _benches,
+    "agreement",
+    bench.agreement,
+    "loraplex bench agreement --layers 4",
+    **_passed_on,
+)
 
 _add(app, "explain", explain.explain, "loraplex explain --tenant acme --model pirate")
 _add(app, "events", events.events, "loraplex events --limit 50")
