@@ -1,8 +1,7 @@
 """Where the gateway's objects meet, start in order, and stop in order.
 
 Stopping: readiness falls at once and nothing new is taken (503); running streams get `drain_s`;
-then, or at a second signal, what still runs is ended with an error its client can read. The
-ledger is flushed last, so that no finished request goes unbilled.
+then, or at a second signal, what still runs is ended with an error its client can read.
 """
 
 from __future__ import annotations
@@ -124,7 +123,7 @@ class Gateway:
 
     async def drain(self, hurry: asyncio.Event) -> None:
         """Let what runs finish within `drain_s`, or until `hurry`; end the rest with an error."""
-        drained = tasks.spawn(self._handlers.drained(), name="drain")
+        drained = tasks.spawn(self._handlers.running.drained(), name="drain")
         hurried = tasks.spawn(_wait(hurry), name="hurry")
         await asyncio.wait(
             {drained, hurried},
@@ -132,7 +131,7 @@ class Gateway:
             return_when=asyncio.FIRST_COMPLETED,
         )
         if not drained.done():
-            self._handlers.end_all()
+            self._handlers.running.end_all()
             await asyncio.wait({drained}, timeout=_END_S)
         await tasks.stop(drained, hurried)
 
@@ -160,6 +159,7 @@ class Gateway:
                 limits=listen,
                 shared=self._shared,
                 serve=self._handlers.serve,
+                short=self._handlers.short.begin,
                 stall_s=config.forward.idle_timeout_s,
             )
         ]
@@ -188,7 +188,7 @@ class Gateway:
             ledger=self.ledger,
             pump=self.pump,
             metrics=self.metrics,
-            draining=lambda: self._handlers.draining,
+            draining=lambda: self._handlers.running.draining,
         )
         probes.add_routes(app, one_of_many=self._shared)
         if admin_app is not app:

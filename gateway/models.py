@@ -15,8 +15,8 @@ from aiohttp import web
 from gateway.auth import Door, header_of
 from gateway.core.dispatcher import Dispatcher
 from gateway.errors import GatewayError, ModelNotFound
+from gateway.framework import respond
 from gateway.registry import Registry
-from gateway.reply import respond
 from gateway.tenants import Tenant
 from shared.clock import wall
 from shared.wire import REQUEST_ID

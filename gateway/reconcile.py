@@ -20,8 +20,8 @@ from typing import Any, Final
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.connection import Flow, Headers, ReplyTooLong, ReplyUnfit, Sink, UpstreamError
 from gateway.core.dispatcher import Dispatcher, ReplicaView
+from gateway.exchange import Flow, Headers, ReplyTooLong, ReplyUnfit, Sink, UpstreamError
 from gateway.ledger import Ledger
 from gateway.upstream import Upstream
 from shared.clock import Clock
