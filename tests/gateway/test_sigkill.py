@@ -73,7 +73,7 @@ async def forks(config: dict[str, Any], folder: Path) -> AsyncIterator[Forks]:
         str(path),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
-        stderr=(folder / "log").open("wb"),
+        stderr=asyncio.subprocess.DEVNULL,
     )
     gateways = Forks(process)
     try:
