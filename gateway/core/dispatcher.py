@@ -219,6 +219,17 @@ class Dispatcher(Membership):
         """How many of the tenant's requests are queued."""
         return self._room.waiting(tenant)
 
+    # -- several gateways: fair_queue's words
+
+    def take_served(self) -> dict[TenantId, float]:
+        return self._room.take_served()
+
+    def running(self) -> dict[TenantId, float]:
+        return self._room.running()
+
+    def served_elsewhere(self, tenant: TenantId, served: float, running: float) -> None:
+        self._room.served_elsewhere(tenant, served, running)
+
     def check(self) -> None:
         for part in (self._ring, self._residency, self._fleet, self._room):
             part.check()

@@ -15,6 +15,9 @@ banks nothing, and an idle tenant at or below the present need not even be remem
 compares levels, not tags: a tag is swollen by estimates that later shrink, and who joined there
 would wait until others had really had that much.
 
+What a tenant had at other gateways counts as if it had been had here (gateway/core/service.py):
+service lifts its level, to `lag_max` above the present at most, and what runs there its tag.
+
 A tenant's requests stand in lines, one per placement key (the adapter, and what must be avoided),
 each first in first out. Among its lines a tenant offers the one whose head came first. A line whose
 head cannot be placed now is parked by the caller: it keeps its place in the tenant's order and the
@@ -51,6 +54,7 @@ class FairQueue(Generic[Key]):
         self._stamp = 0  # of ranks: equal tags go in the order in which they were ranked
         self._places = 0
         self._sweep_at = 64
+        self._served: dict[TenantId, float] = {}  # cost units settled since `take_served`
 
     # -- in and out
 
@@ -139,6 +143,25 @@ class FairQueue(Generic[Key]):
                 self._offer(self._tenants[tenant], line)
                 self._rank(self._tenants[tenant])
 
+    # -- several gateways
+
+    def take_served(self) -> dict[TenantId, float]:
+        """Cost units that were settled for each tenant since this was last asked."""
+        served, self._served = self._served, {}
+        return served
+
+    def running(self) -> dict[TenantId, float]:
+        """Estimated cost units of each tenant that are in flight."""
+        return {t.id: t.unsettled * t.weight for t in self._tenants.values() if t.in_flight}
+
+    def served_elsewhere(self, tenant: TenantId, served: float, running: float) -> None:
+        """It had so many cost units more at other gateways, and has `running` in flight there."""
+        if (mine := self._tenants.get(tenant)) is not None:  # who is idle here is not compared
+            most = max(mine.level, self._present + self._lag_max)
+            mine.level = min(mine.level + served / mine.weight, most)
+            mine.elsewhere = running / mine.weight
+            self._rank(mine)
+
     # -- questions
 
     def __len__(self) -> int:
@@ -214,6 +237,7 @@ class FairQueue(Generic[Key]):
         mine.in_flight -= 1
         mine.unsettled = mine.unsettled - entry.charge if mine.in_flight else 0.0
         mine.level += actual / entry.weight
+        self._served[mine.id] = self._served.get(mine.id, 0.0) + actual
         self._rank(mine)
         self._forget_if_idle(mine)
 
