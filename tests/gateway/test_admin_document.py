@@ -15,6 +15,8 @@ import schemathesis
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.errors import Unsatisfiable
+from schemathesis import checks
 
 from gateway.admin import AdminServices, add_admin_routes
 from gateway.admin_document import OPERATIONS, document
@@ -30,7 +32,7 @@ from shared.ids import AdapterId, ReplicaId
 from shared.messages import AdapterState, ReplicaReport, Tier
 
 KEY = "operators-only"
-EXAMPLES = 12  # of each operation
+EXAMPLES = 6  # of each operation
 
 
 def services(store: Store, folder: Path) -> AdminServices:
@@ -102,10 +104,12 @@ async def test_the_document_names_every_route_and_no_other(server: str, valkey_u
 
 
 CHECKS = (
-    schemathesis.checks.not_a_server_error,
-    schemathesis.checks.CHECKS.get_one("status_code_conformance"),
-    schemathesis.checks.CHECKS.get_one("content_type_conformance"),
-    schemathesis.checks.CHECKS.get_one("response_schema_conformance"),
+    checks.not_a_server_error,
+    checks.status_code_conformance,
+    checks.content_type_conformance,
+    checks.response_schema_conformance,
+    checks.response_headers_conformance,
+    checks.negative_data_rejection,
 )
 
 
@@ -136,8 +140,16 @@ async def test_a_machine_that_reads_the_document_gets_no_500_and_no_other_shape(
         for result in schema.get_all_operations():
             operation = result.ok()
             for mode in schemathesis.GenerationMode:
-                tried(operation, mode)
+                try:
+                    tried(operation, mode)
+                except Unsatisfiable:  # one that takes nothing cannot be asked wrongly
+                    if mode is schemathesis.GenerationMode.POSITIVE:
+                        faults.append(f"{operation.label}: nothing fits the document")
+                except (Exception, BaseExceptionGroup) as error:
+                    faults.append(f"{operation.label} {mode.value}: {error}")
             count += 1
         return count
 
+    faults: list[str] = []
     assert await asyncio.to_thread(all_of_them) == len(OPERATIONS)
+    assert not faults, "\n\n".join(faults)
