@@ -10,7 +10,7 @@ from aiohttp import web
 from gateway.admin_call import Route, answer, asked, listed
 from gateway.admin_rows import chosen, replica_row
 from gateway.admin_tenants import named
-from gateway.core.dispatcher import Dispatcher
+from gateway.core.dispatcher import Base, Dispatcher
 from gateway.errors import ModelNotFound
 from gateway.registry import Registry
 from gateway.tenants import Missing
@@ -58,7 +58,7 @@ class Fleet:
         )
 
     async def drain(self, request: web.Request) -> web.StreamResponse:
-        return self._turned(request, self._dispatcher.drain)
+        return self._turned(request, self._dispatcher.leave)
 
     async def resume(self, request: web.Request) -> web.StreamResponse:
         return self._turned(request, self._dispatcher.resume)
@@ -81,12 +81,13 @@ class Fleet:
         if not (self._dispatcher.knows(model) and self._registry.may_use(tenant, model)):
             raise ModelNotFound(model)
         base = model in self._dispatcher.bases()
-        terms = self._dispatcher.explain(None if base else AdapterId(model), self._clock())
+        terms = self._dispatcher.explain(Base(model) if base else AdapterId(model), self._clock())
         return answer(
             {
                 "tenant": tenant.id,
                 "model": model,
                 "chosen": chosen(terms, base=base),
+                "owners": self._dispatcher.owners(AdapterId(model)),
                 "candidates": [
                     {**asdict(one), "expected_s": one.expected_s, "refused": one.refused}
                     for one in terms

@@ -16,9 +16,10 @@ from aiohttp import web
 
 from gateway.admin import AdminServices, add_admin_routes
 from gateway.auth import Door
-from gateway.config import GatewayConfig, ReplicaEntry
+from gateway.config import GatewayConfig, PlacementConfig, ReplicaEntry
+from gateway.console.page import add_console_routes
 from gateway.core.breaker import HealthRules
-from gateway.core.dispatcher import Dispatcher
+from gateway.core.dispatcher import Dispatcher, PlacementRules
 from gateway.engines.openai import OpenAIServer
 from gateway.forward import Forwarder, Timeouts
 from gateway.gauges import add_gauges
@@ -182,6 +183,7 @@ class Gateway:
             throttle=self._throttle,
         )
         add_admin_routes(admin_app, services, config.admin.key)
+        add_console_routes(admin_app, enabled=bool(config.admin.key))
         self._handlers.add_routes(app)
         Models(self.registry, self.pump.dispatcher, self._door).add_routes(app)
         probes = Probes(
@@ -245,23 +247,19 @@ def upstreams(config: GatewayConfig) -> dict[ReplicaId, Upstream]:
     return found
 
 
+def placement_rules(config: PlacementConfig) -> PlacementRules | None:
+    if not config.enabled:
+        return None
+    return PlacementRules(**config.model_dump(exclude={"enabled", "schedule"}))
+
+
 def _dispatcher(config: GatewayConfig) -> Dispatcher:
-    router, queue = config.router, config.queue
     return Dispatcher(
-        load_factor=router.load_factor,
-        load_floor=router.load_floor,
-        vnodes=router.vnodes,
-        service_s=router.service_s,
-        host_load_s=router.host_load_s,
-        disk_load_s=router.disk_load_s,
-        hop_s=router.hop_s,
-        per_tenant_max=queue.per_tenant_max,
-        ttl_s=queue.ttl_s,
-        input_weight=queue.input_weight,
-        output_weight=queue.output_weight,
-        warm_wait_s=queue.warm_wait_s,
+        **config.router.model_dump(),
+        **config.queue.model_dump(),
         silence_heartbeats=config.fleet.silence_heartbeats,
         health=HealthRules(**config.health.model_dump()),
+        placement=placement_rules(config.placement),
     )
 
 
@@ -284,7 +282,7 @@ def _settle_memory() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
+    gc.set_threshold(100_000, 20, 20)
 
 
 async def _wait(event: asyncio.Event) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import time
 from pathlib import Path
 from typing import Literal
 
@@ -94,7 +95,9 @@ class RouterConfig(Settings):
     load_factor: float = Field(1.25, ge=1)
     """c of bounded-load hashing: no replica above c times the mean in flight..."""
     load_floor: int = Field(8, ge=1)
-    """...but never below this many: a bound on an idle fleet buys nothing and costs loads."""
+    """...but never below this many: a bound on an idle fleet buys nothing and costs loads..."""
+    load_floor_share: float = Field(0.5, ge=0, le=1)
+    """...and never below this share of a replica's own places."""
     vnodes: int = Field(128, ge=1)
     """Points a replica has on the ring."""
     service_s: float = Field(0.05, gt=0)
@@ -105,6 +108,46 @@ class RouterConfig(Settings):
     """Assumed time to load an adapter from disk into a slot."""
     hop_s: float = Field(0.002, ge=0)
     """Cost of one step along the ring away from home, so that ties go home."""
+
+
+class ScheduledAdapters(Settings):
+    adapters: tuple[str, ...] = Field(min_length=1)
+    """Adapters that will be asked for..."""
+    start: time
+    """...every day from this time (HH:MM, UTC; they are brought a little before)..."""
+    end: time
+    """...until this one; an earlier one than `start` is the next day's."""
+    rate_per_s: float = Field(gt=0)
+    """...so often, each: what their share of host memory and owners follows from."""
+
+
+class PlacementConfig(Settings):
+    enabled: bool = True
+    """Bring adapters to their owners' host memory ahead of traffic; off: requests bring them."""
+    interval_s: float = Field(1, gt=0)
+    """Time between two plans of who should hold what."""
+    half_life_s: float = Field(120, gt=0)
+    """An adapter's popularity halves in this time."""
+    host_share: float = Field(0.9, gt=0, le=1)
+    """Share of each replica's host memory that is planned; the rest is what requests bring."""
+    grow_share: float = Field(0.5, gt=0, le=1)
+    """An adapter that needs more than this share of a replica's places gets another owner..."""
+    cool_s: float = Field(60, ge=0)
+    """...and loses it when it has needed fewer for this long."""
+    spares: int = Field(1, ge=0, le=8)
+    """Further owners of each adapter while host memory lasts: a spill finds it warm there."""
+    ahead_max: int = Field(16, ge=1)
+    """Orders to one replica that may be under way at once."""
+    retry_s: float = Field(2, gt=0)
+    """An order that had no effect is repeated after this, then after twice as long, and so on..."""
+    attempts: int = Field(5, ge=1)
+    """...at most this often in a row."""
+    lead_s: float = Field(30, ge=0)
+    """Scheduled adapters are brought this long before their time."""
+    handover_s: float = Field(30, ge=0)
+    """A replica that is drained serves until others have its adapters, but no longer than this."""
+    schedule: tuple[ScheduledAdapters, ...] = ()
+    """Adapters known to be wanted at some time of day, as {adapters, start, end, rate_per_s}."""
 
 
 class QueueConfig(Settings):
@@ -141,6 +184,9 @@ class ForwardConfig(Settings):
     """After SIGTERM running streams get this long."""
     default_max_tokens: int = Field(256, ge=1)
     """Output tokens reserved for a request that names no limit."""
+    share_prefixes: bool = False
+    """Let tenants share cached prompts of a model. It saves work where many send the same system
+    prompt, and each can tell from `cached_tokens` what others have sent."""
 
 
 class HealthConfig(Settings):
@@ -169,6 +215,7 @@ class GatewayConfig(Settings):
     quota: QuotaConfig = QuotaConfig()
     fleet: FleetConfig = FleetConfig()
     router: RouterConfig = RouterConfig()
+    placement: PlacementConfig = PlacementConfig()
     queue: QueueConfig = QueueConfig()
     forward: ForwardConfig = ForwardConfig()
     health: HealthConfig = HealthConfig()

@@ -1,85 +1,29 @@
-"""`python -m loadtests`: make a trace, describe one, or run one through the cores."""
+"""`python -m loadtests`: traces, the lessons, and a run of a trace through the cores."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any
 
-import orjson
 import typer
 
 from gateway.config import GatewayConfig
 from gateway.core.breaker import HealthRules
 from gateway.core.dispatcher import Dispatcher
+from loadtests import lesson_commands, trace_commands
 from loadtests import trace as traces
-from loadtests.description import describe as describe_trace
-from loadtests.recipe import Recipe
-from loadtests.recipe import generate as generate_trace
 from loadtests.sim_replica import Prices
 from loadtests.simulator import Run
 from loadtests.simulator import simulate as simulate_trace
+from loadtests.usage import JsonFlag, TraceFile, or_usage, show
 from shared.settings import load
-
-T = TypeVar("T")
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__
 )
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-TraceFile = Annotated[Path, typer.Argument(metavar="TRACE", help="JSON lines of arrivals.")]
-
-
-@app.command()
-def generate(
-    output: Annotated[
-        Path | None, typer.Option("-o", help="File; standard output if none.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.")] = 1,
-    arrivals: Annotated[int, typer.Option(help="Rows.")] = 1000,
-    rate: Annotated[float, typer.Option(help="Mean arrivals a second (Poisson).")] = 10,
-    adapters: Annotated[int, typer.Option(help="Adapters to draw from.")] = 100,
-    zipf: Annotated[float, typer.Option(help="Skew s: 0 is uniform.")] = 1.1,
-    base_share: Annotated[float, typer.Option(help="Part that asks for the base model.")] = 0,
-    tenants: Annotated[int, typer.Option(help="Tenants that own the adapters.")] = 10,
-    prompt_tokens: Annotated[float, typer.Option(help="Mean prompt, in tokens.")] = 128,
-    output_tokens: Annotated[float, typer.Option(help="Mean output, in tokens.")] = 64,
-) -> None:
-    """Make a synthetic trace.
-
-    Example: python -m loadtests generate --adapters 500 --rate 40 --arrivals 20000 -o trace.jsonl
-    """
-    try:
-        recipe = Recipe(
-            seed=seed,
-            arrivals=arrivals,
-            rate_per_s=rate,
-            adapters=adapters,
-            skew=zipf,
-            base_share=base_share,
-            tenants=tenants,
-            prompt_tokens_mean=prompt_tokens,
-            output_tokens_mean=output_tokens,
-        )
-    except ValueError as error:
-        _usage(str(error))
-    data = traces.encode(generate_trace(recipe))
-    if output is None:
-        sys.stdout.buffer.write(data)
-    else:
-        output.write_bytes(data)
-
-
-@app.command()
-def describe(trace: TraceFile, json: Json = False) -> None:
-    """Say what a trace is like: counts, rate, skew, working set.
-
-    Example: python -m loadtests describe trace.jsonl
-    """
-    told = _or_usage(lambda: describe_trace(traces.read(trace)))
-    _print(asdict(told), json)
+app.add_typer(trace_commands.app, name="trace")
+app.add_typer(lesson_commands.app, name="lesson")
 
 
 @app.command()
@@ -96,13 +40,13 @@ def simulate(
     config: Annotated[
         Path | None, typer.Option(help="A gateway's file: its router and queue settings.")
     ] = None,
-    json: Json = False,
+    json: JsonFlag = False,
 ) -> None:
     """Run a trace through the gateway's and the replica's cores under virtual time.
 
     Example: python -m loadtests simulate trace.jsonl --replicas 6 --slots 16 --host 128
     """
-    settings = _or_usage(lambda: load(GatewayConfig, config))
+    settings = or_usage(lambda: load(GatewayConfig, config))
     prices = Prices(
         slots=slots,
         host_max=host,
@@ -112,13 +56,13 @@ def simulate(
         prefill_s=prefill_ms / 1e3,
         output_token_s=token_ms / 1e3,
     )
-    rows = _or_usage(lambda: traces.read(trace))
-    run = _or_usage(
+    rows = or_usage(lambda: traces.read(trace))
+    run = or_usage(
         lambda: simulate_trace(
             rows, dispatcher=dispatcher_of(settings), replicas=replicas, prices=prices
         )
     )
-    _print(figures(run), json)
+    show(figures(run), json)
 
 
 def dispatcher_of(settings: GatewayConfig) -> Dispatcher:
@@ -146,37 +90,6 @@ def figures(run: Run) -> dict[str, Any]:
         "loads_from": {str(tier): count for tier, count in sorted(run.loads.items())},
         "replicas": {str(name): asdict(load) for name, load in run.replicas.items()},
     }
-
-
-def _print(values: dict[str, Any], json: bool) -> None:
-    if json:
-        typer.echo(orjson.dumps(values, option=orjson.OPT_INDENT_2))
-        return
-    for name, value in values.items():
-        if isinstance(value, dict):
-            typer.echo(f"{name}:")
-            for key, inner in value.items():
-                typer.echo(f"  {key:<14} {_text(inner)}")
-        else:
-            typer.echo(f"{name:<24} {_text(value)}")
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, dict):
-        return "  ".join(f"{key} {_text(inner)}" for key, inner in value.items())
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _or_usage(work: Callable[[], T]) -> T:
-    try:
-        return work()
-    except ValueError as error:
-        _usage(str(error))
-
-
-def _usage(message: str) -> NoReturn:
-    typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(2)
 
 
 if __name__ == "__main__":

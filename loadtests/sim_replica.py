@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from replica.core.adapter_cache import AdapterCache, Load
+from replica.core.pages import PagePool
 from shared.ids import AdapterId, ReplicaId, RequestId
 from shared.messages import ReplicaReport, Tier
 
@@ -84,9 +85,11 @@ class SimReplica:
         self.loads: dict[Tier, int] = {Tier.HOST: 0, Tier.DISK: 0}
         self.served = 0
         self._prices = prices
-        self._cache = AdapterCache(slots=prices.slots, host_max=prices.host_max)
+        self._cache = AdapterCache(
+            slots=prices.slots, host_max=prices.host_max, pool=PagePool(pages=1, page_tokens=1)
+        )
         for adapter in adapters:
-            self._cache.offer(adapter, DIGEST, 16, 1)
+            self._cache.offer(adapter, DIGEST, 16, 1, pages=0)
         self._waiting: dict[RequestId, Job] = {}  # in order of arrival
         self._running: set[RequestId] = set()
         self._tiers: dict[RequestId, Tier] = {}

@@ -10,7 +10,10 @@ import typer
 
 from gateway.cli import (
     adapter,
+    adapter_check,
+    adapter_eval,
     apply,
+    bench,
     chat,
     demo,
     events,
@@ -66,6 +69,8 @@ _add(
     "loraplex replica --base ./base --adapters ./adapters --port 9000",
     **_passed_on,
 )
+_add(app, "trace", serve.trace, "loraplex trace generate --adapters 500", **_passed_on)
+_add(app, "lesson", serve.lesson, "loraplex lesson cache", **_passed_on)
 
 _tenants = _noun("tenant", "Tenants, their limits and their keys.", "loraplex tenant list")
 _add(_tenants, "list", tenant.list_all, "loraplex tenant list --json")
@@ -90,6 +95,18 @@ _add(_tenants, "key-revoke", tenant.key_revoke, "loraplex tenant key-revoke acme
 _adapters = _noun("adapter", "Adapters the fleet serves.", "loraplex adapter list")
 _add(_adapters, "list", adapter.list_all, "loraplex adapter list --json")
 _add(_adapters, "show", adapter.show_one, "loraplex adapter show pirate")
+_add(
+    _adapters,
+    "check",
+    adapter_check.check,
+    "loraplex adapter check ./adapters/pirate --base ./base",
+)
+_add(
+    _adapters,
+    "eval",
+    adapter_eval.evaluate,
+    "loraplex adapter eval ./adapters/pirate --base ./base --text sample.txt",
+)
 
 _add(_adapters, "set", adapter.set_fields, "loraplex adapter set pirate --owner acme --private")
 _add(_adapters, "version", adapter.version, "loraplex adapter version pirate 0123456789ab")
@@ -105,6 +122,38 @@ _replicas = _noun("replica-set", "The replicas of a gateway.", "loraplex replica
 _add(_replicas, "list", replica_set.list_all, "loraplex replica-set list --json")
 _add(_replicas, "drain", replica_set.drain, "loraplex replica-set drain replica-1")
 _add(_replicas, "resume", replica_set.resume, "loraplex replica-set resume replica-1")
+
+_benches = _noun(
+    "bench", "Measure the engine's parts on this machine's GPU.", "loraplex bench kernels"
+)
+_add(
+    _benches,
+    "kernels",
+    bench.kernels,
+    "loraplex bench kernels --only 'qkv r16 64' --out kernels.json",
+    **_passed_on,
+)
+_add(
+    _benches,
+    "engine",
+    bench.engine,
+    "loraplex bench engine --concurrency 32,64 --mixes none,distinct --out engine.json",
+    **_passed_on,
+)
+_add(
+    _benches,
+    "residency",
+    bench.residency,
+    "loraplex bench residency --adapters 500 --resident 64",
+    **_passed_on,
+)
+_add(
+    _benches,
+    "agreement",
+    bench.agreement,
+    "loraplex bench agreement --layers 4",
+    **_passed_on,
+)
 
 _add(app, "explain", explain.explain, "loraplex explain --tenant acme --model pirate")
 _add(app, "events", events.events, "loraplex events --limit 50")

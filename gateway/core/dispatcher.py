@@ -38,6 +38,9 @@ from gateway.core.fleet import ReplicaState as ReplicaState
 from gateway.core.fleet import Verdict as Verdict
 from gateway.core.health import Standing as Standing
 from gateway.core.membership import Membership
+from gateway.core.placement import Order as Order
+from gateway.core.placement import PlacementRules as PlacementRules
+from gateway.core.router import Base as Base
 from gateway.core.router import CandidateTerms as CandidateTerms
 from gateway.core.router import Choice
 from gateway.core.router import Kind as Kind
@@ -53,6 +56,7 @@ class Dispatcher(Membership):
         *,
         load_factor: float,
         load_floor: int,
+        load_floor_share: float = 0.0,
         vnodes: int,
         service_s: float,
         host_load_s: float,
@@ -65,7 +69,9 @@ class Dispatcher(Membership):
         warm_wait_s: float,
         silence_heartbeats: float,
         health: HealthRules | None = None,
+        placement: PlacementRules | None = None,
     ) -> None:
+        """`placement` None: adapters are where requests bring them."""
         super().__init__(
             vnodes=vnodes,
             service_s=service_s,
@@ -73,9 +79,11 @@ class Dispatcher(Membership):
             rules=health or HealthRules(),
             load_factor=load_factor,
             load_floor=load_floor,
+            load_floor_share=load_floor_share,
             host_load_s=host_load_s,
             disk_load_s=disk_load_s,
             hop_s=hop_s,
+            placement=placement,
         )
         self._room = WaitingRoom(ttl_s=ttl_s)
         self._cost = Cost(input_weight, output_weight)
@@ -95,7 +103,7 @@ class Dispatcher(Membership):
         assert request not in self._room, f"{request} arrived twice"
         assert request not in self._in_flight, f"{request} arrived twice"
         self.arrived += 1
-        if not self._router.hope(arrival.adapter, frozenset()):
+        if not self._router.hope(arrival.model, frozenset()):
             self._refuse(Reject(request, self._hopeless(arrival.adapter)))
             return
         fits = self._room.enter(
@@ -114,7 +122,7 @@ class Dispatcher(Membership):
         """
         if not self.quiet or arrival.queue_max == 0:
             return None
-        choice = self._router.pick(arrival.adapter, _UNTRIED, now)
+        choice = self._router.pick(arrival.model, _UNTRIED, now)
         if choice is None or (choice.awaited and choice.new_load_s > self._warm_wait_s):
             return None
         ticket = Ticket(arrival, now, now)
@@ -178,7 +186,7 @@ class Dispatcher(Membership):
 
     def poll(self, now: float) -> list[Decision]:
         """All that can be decided now, refusals first."""
-        for replica in self._fleet.silent(now):
+        for replica in self._fleet.silence.silent(now):
             self.replica_lost(replica, now)
         for replica in self._fleet.health.advance(now):
             self._note_room(replica)
@@ -196,16 +204,29 @@ class Dispatcher(Membership):
                 decisions.append(dispatch)
         return decisions
 
+    def orders(self, now: float) -> list[Order]:
+        """What to bring where, ahead of its use. Ask after each poll: most answers are empty."""
+        if self._placement is None:
+            return []
+        orders = self._placement.advance(now)
+        self._let_leave(now)
+        return orders
+
     def next_wakeup(self, now: float) -> float | None:
-        """When to poll although nothing happens: never late, at times early; `now`: at once."""
+        """When to poll, and ask for orders, although nothing happens: never late, at times early;
+        `now`: at once."""
         placeable = bool(self._fleet.open) and self._room.first() is not None
         if self._refusals or self._shrunk or placeable or self._fleet.health.news:
             return now
-        fleet_due = min(self._fleet.silence_due(), self._fleet.health.due)
-        first = min(fleet_due, self._room.next_wakeup(now))
+        fleet_due = min(self._fleet.silence.due, self._fleet.health.due)
+        first = min(fleet_due, self._room.next_wakeup(now), self._orders_due())
         return first if first < math.inf else None
 
     # -- questions
+
+    @property
+    def fairness_gap(self) -> float:
+        return self._room.gap
 
     @property
     def queued(self) -> int:
@@ -219,20 +240,10 @@ class Dispatcher(Membership):
         """How many of the tenant's requests are queued."""
         return self._room.waiting(tenant)
 
-    # -- several gateways: fair_queue's words
-
-    def take_served(self) -> dict[TenantId, float]:
-        return self._room.take_served()
-
-    def running(self) -> dict[TenantId, float]:
-        return self._room.running()
-
-    def served_elsewhere(self, tenant: TenantId, served: float, running: float) -> None:
-        self._room.served_elsewhere(tenant, served, running)
-
     def check(self) -> None:
-        for part in (self._ring, self._residency, self._fleet, self._room):
-            part.check()
+        for part in (self._residency, self._fleet, self._room, self._placement):
+            if part is not None:
+                part.check()
         ended = self.finished + self.refused + self.cancelled
         assert self.arrived == self.queued + self.in_flight + ended
         assert not any(request in self._room for request in self._in_flight)
@@ -261,6 +272,8 @@ class Dispatcher(Membership):
         arrival, request = ticket.arrival, ticket.arrival.request
         self._fleet.begin(request, choice.replica, arrival.adapter, now, streams=arrival.streams)
         self._in_flight[request] = ticket
+        if self._placement is not None:
+            self._placement.popularity.used(arrival.adapter)
         said = self._fleet.replicas[choice.replica].said
         boot = "" if said is None else said.boot
         return Dispatch(request, Placement(choice, now - ticket.arrived_at, boot))

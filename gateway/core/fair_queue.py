@@ -25,8 +25,7 @@ tenant keeps its tag, while the other lines and tenants go on (delay scheduling)
 whose lines are parked falls behind the present and is owed the difference, up to `lag_max`: more,
 and one blocked for minutes would starve all others on its return.
 
-Only tenants with a line to offer are in the order, a sorted list: a pop costs a bisection and a
-short memory move, however many tenants are idle or parked. Removal is a dictionary's.
+Only tenants with a line to offer are in the order, a sorted list: a pop costs a bisection.
 """
 
 from __future__ import annotations
@@ -55,6 +54,11 @@ class FairQueue(Generic[Key]):
         self._places = 0
         self._sweep_at = 64
         self._served: dict[TenantId, float] = {}  # cost units settled since `take_served`
+
+    @property
+    def gap(self) -> float:
+        """Virtual service between the least and the most served of those whose turn it may be."""
+        return self._order[-1][0] - self._order[0][0] if self._order else 0.0
 
     # -- in and out
 
@@ -157,8 +161,8 @@ class FairQueue(Generic[Key]):
     def served_elsewhere(self, tenant: TenantId, served: float, running: float) -> None:
         """It had so many cost units more at other gateways, and has `running` in flight there."""
         if (mine := self._tenants.get(tenant)) is not None:  # who is idle here is not compared
-            most = max(mine.level, self._present + self._lag_max)
-            mine.level = min(mine.level + served / mine.weight, most)
+            lifted = min(mine.level + served / mine.weight, self._present + self._lag_max)
+            mine.level = max(mine.level, lifted)
             mine.elsewhere = running / mine.weight
             self._rank(mine)
 
@@ -177,8 +181,7 @@ class FairQueue(Generic[Key]):
 
     def of_key(self, key: Key) -> list[RequestId]:
         """Everybody in the lines of this key, in order of arrival."""
-        lines = self._by_key.get(key, {}).values()
-        entries = [entry for line in lines for entry in line.entries.values()]
+        entries = [e for line in self._by_key.get(key, {}).values() for e in line.entries.values()]
         return [entry.request for entry in sorted(entries, key=lambda entry: entry.place)]
 
     # -- inside

@@ -8,10 +8,20 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from gateway.core.replica import Replica
-from shared.ids import ReplicaId
+from shared.ids import AdapterId, ReplicaId
 from shared.messages import AdapterState, Tier
 
 Tried = frozenset[ReplicaId]
+
+
+class Base(str):
+    """The name of a base model, where an adapter's could stand: its requests take no adapter."""
+
+    __slots__ = ()
+
+
+Model = AdapterId | Base | None
+"""What decides where a request may go. None: the base model, whichever."""
 
 
 class Kind(StrEnum):

@@ -42,7 +42,7 @@ class Ticket:
 
     @property
     def key(self) -> Key:
-        return (self.arrival.adapter, self.tried)
+        return (self.arrival.model, self.tried)
 
 
 class WaitingRoom:
@@ -53,6 +53,11 @@ class WaitingRoom:
         self._tickets: OrderedDict[RequestId, Ticket] = OrderedDict()  # by entry
         self._freed: set[ReplicaId] = set()
         self._nearer: set[AdapterId] = set()
+
+    @property
+    def gap(self) -> float:
+        """Of service between tenants that wait, in weighted tokens for a weight of 1."""
+        return self._queue.gap
 
     # -- in and out
 

@@ -117,10 +117,10 @@ def test_the_three_commands_work_together(tmp_path: Path) -> None:
         return CliRunner().invoke(app, arguments)
 
     trace = str(tmp_path / "trace.jsonl")
-    assert loadtests("generate", "--arrivals", "50", "-o", trace).exit_code == 0
-    printed = loadtests("generate", "--arrivals", "50").stdout_bytes
+    assert loadtests("trace", "generate", "--arrivals", "50", "-o", trace).exit_code == 0
+    printed = loadtests("trace", "generate", "--arrivals", "50").stdout_bytes
     assert printed == Path(trace).read_bytes()
-    assert json.loads(loadtests("describe", trace, "--json").stdout)["arrivals"] == 50
+    assert json.loads(loadtests("trace", "describe", trace, "--json").stdout)["arrivals"] == 50
     figures = json.loads(loadtests("simulate", trace, "--replicas", "2", "--json").stdout)
     assert figures["arrived"] == figures["finished"] + sum(figures["refused"].values()) == 50
     assert sum(figures["adapter_found_in"].values()) == pytest.approx(1)
@@ -131,8 +131,8 @@ def test_the_three_commands_work_together(tmp_path: Path) -> None:
     ("arguments", "says"),
     [
         (["simulate", "none"], "No such file"),
-        (["describe", "none"], "No such file"),
-        (["generate", "--rate", "0"], "rate_per_s"),
+        (["trace", "describe", "none"], "No such file"),
+        (["trace", "generate", "--rate", "0"], "rate_per_s"),
         (["simulate", "none", "--config", "none"], "none: "),
     ],
 )

@@ -102,7 +102,7 @@ def test_rank_and_size_are_true_not_the_cap(tmp_path: Path, config: ModelConfig)
     assert (found.rank, found.size_bytes) == (5, elements * 4)
     host = AdapterFolder(tmp_path, MAX_RANK, config).read(AdapterId("mixed"))
     assert (host.rank, host.size_bytes, host.digest) == (5, found.size_bytes, found.digest)
-    assert host.ranks[1] == ((2, 0, 0), (0,), (0, 0), (5,))
+    assert host.ranks[1] == (2, 0, 0, 0, 0, 0, 5)
 
 
 def _digest(root: Path, config: ModelConfig) -> str:
