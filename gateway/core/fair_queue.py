@@ -12,20 +12,17 @@ other, plus the corrections in flight (Goyal, Vin & Cheng, Start-time Fair Queue
 cost of Sheng et al., Fairness in Serving Large Language Models, 2024). The present is the highest
 level at which a tenant was served. A tenant that returns from idleness is lifted to it: idleness
 banks nothing, and an idle tenant at or below the present need not even be remembered. The lift
-compares levels, not tags: a tag is swollen by estimates that later shrink, and who joined there
-would wait until others had really had that much.
-
-What a tenant had at other gateways counts as if it had been had here (gateway/core/service.py):
-service lifts its level, to `lag_max` above the present at most, and what runs there its tag.
+compares levels, not tags: a tag is swollen by estimates that later shrink. What a tenant had at
+other gateways counts as had here (gateway/core/service.py): service lifts its level, to `lag_max`
+above the present at most, and what runs there its tag.
 
 A tenant's requests stand in lines, one per placement key (the adapter, and what must be avoided),
 each first in first out. Among its lines a tenant offers the one whose head came first. A line whose
 head cannot be placed now is parked by the caller: it keeps its place in the tenant's order and the
 tenant keeps its tag, while the other lines and tenants go on (delay scheduling). A tenant all of
 whose lines are parked falls behind the present and is owed the difference, up to `lag_max`: more,
-and one blocked for minutes would starve all others on its return.
-
-Only tenants with a line to offer are in the order, a sorted list: a pop costs a bisection.
+and one blocked for minutes would starve all others on its return. Only tenants with a line to offer
+are in the order, a sorted list: a pop costs a bisection.
 """
 
 from __future__ import annotations
