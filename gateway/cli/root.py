@@ -64,6 +64,7 @@ _add(
     **_passed_on,
 )
 _add(app, "trace", serve.trace, "loraplex trace generate --adapters 500", **_passed_on)
+_add(app, "simulate", serve.simulate, "loraplex simulate --zipf 1.1 --load 0.75", **_passed_on)
 _add(app, "lesson", serve.lesson, "loraplex lesson cache", **_passed_on)
 
 _tenants = _noun("tenant", "Tenants, their limits and their keys.", "loraplex tenant list")
