@@ -50,6 +50,23 @@ class ReplicaLoad:
     in_flight_max: int
 
 
+@dataclass(slots=True)
+class Meter:
+    """Requests in flight at one replica, integrated over time."""
+
+    now: int = 0
+    max: int = 0
+    since: float = 0.0
+    area: float = 0.0
+
+    def set(self, count: int, at: float) -> None:
+        self.area += self.now * (at - self.since)
+        self.now, self.since, self.max = count, at, max(self.max, count)
+
+    def load(self, served: int, now: float) -> ReplicaLoad:
+        return ReplicaLoad(served, self.area / now if now else 0.0, self.max)
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """Outcomes in the order of the trace's rows, and what replicas carried."""

@@ -23,12 +23,15 @@ from gateway.core.fleet import Conduct
 from loadtests.faults import Fault
 from loadtests.policy import Policy
 from loadtests.prices import Prices
-from loadtests.run import Cut, Finished, Outcome, Refused, ReplicaLoad, Run
+from loadtests.run import Cut, Finished, Meter, Outcome, Refused, ReplicaLoad, Run
 from loadtests.sim_replica import BASE, STORE, Ended, Event, Job, ReportDue, SimReplica
 from loadtests.sim_replica import listing as store_listing
 from loadtests.trace import Arrival, Trace
 from shared.ids import ReplicaId, RequestId
 from shared.messages import Tier
+
+TICK_S: Final = 0.001
+"""A timer of the live gateway is not finer than this."""
 
 _SAMPLE_S: Final = 0.1
 """Between two looks at the balance of the fleet."""
@@ -67,20 +70,6 @@ class _Sample:
 _Happening = Event | Arrival | Fault | _Wake | _Sample
 
 
-@dataclass(slots=True)
-class _Meter:
-    """Requests in flight at one replica, integrated over time."""
-
-    now: int = 0
-    max: int = 0
-    since: float = 0.0
-    area: float = 0.0
-
-    def set(self, count: int, at: float) -> None:
-        self.area += self.now * (at - self.since)
-        self.now, self.since, self.max = count, at, max(self.max, count)
-
-
 class _Simulation:
     def __init__(
         self,
@@ -101,7 +90,7 @@ class _Simulation:
         self._replicas: dict[ReplicaId, SimReplica] = {}
         self._gone: list[SimReplica] = []
         self._lives: Counter[ReplicaId] = Counter()
-        self._meters: dict[ReplicaId, _Meter] = {}
+        self._meters: dict[ReplicaId, Meter] = {}
         self._leaving: set[ReplicaId] = set()
         self._placed: dict[RequestId, gateway.Placement] = {}
         self._outcomes: dict[int, Outcome] = {}
@@ -125,48 +114,52 @@ class _Simulation:
         while len(self._outcomes) < len(self._trace):
             now, _, at, event = heappop(self._heap)
             self._happen(at, event, now)
-            self._decide(now)
         return self._result(now)
 
     def _happen(self, at: SimReplica | None, event: _Happening, now: float) -> None:
         match event:
             case _Wake():
                 self._wake_at = None if self._wake_at == now else self._wake_at
+                self._decide(now)
             case _Sample():
                 self._sample(now)
             case Arrival():
-                self._policy.arrive(_at_the_door(self._next_row - 1, event), now)
+                self._arrive(self._next_row - 1, event, now)
                 self._push_next_arrival()
             case Fault():
                 self._suffer(event, now)
+                self._decide(now)
             case _:
                 assert at is not None
                 if self._replicas.get(at.name) is at:  # what was lost says no more
                     self._advance(at, event, now)
 
+    def _arrive(self, number: int, row: Arrival, now: float) -> None:
+        """By the short way or the long one, as `gateway.pump` does."""
+        arrival = _at_the_door(number, row)
+        if (dispatch := self._policy.place(arrival, now)) is not None:
+            self._carry_out(dispatch, now)
+        else:
+            self._policy.arrive(arrival, now)
+            self._decide(now)
+
     def _advance(self, replica: SimReplica, event: Event, now: float) -> None:
         if isinstance(event, ReportDue):
             report, coming = replica.report(now)
-            if report is not None:
-                self._policy.report(report, now)
+            if report is not None and self._policy.report(report, now):
+                self._decide(now)
             self._expect(replica, coming)
         else:
             ended, coming = replica.handle(event, now)
             self._expect(replica, coming)
             for one in ended:
                 self._end(replica, one, now)
+                if not self._policy.quiet:
+                    self._decide(now)
 
     def _decide(self, now: float) -> None:
         for decision in self._policy.poll(now):
-            self._decided(now, decision)
-            match decision:
-                case Dispatch(request, placement):
-                    self._placed[request] = placement
-                    self._send(request, placement.replica, now)
-                case Reject(request, why) | Evict(request, why):
-                    self._outcome(request, Refused(self._trace[int(request)], str(why)))
-                case _:
-                    assert_never(decision)
+            self._carry_out(decision, now)
         for order in self._policy.orders(now):
             self._decided(now, order)
             if (replica := self._replicas.get(order.replica)) is not None:
@@ -174,8 +167,19 @@ class _Simulation:
                 self._expect(replica, coming)
         wake_at = self._policy.next_wakeup(now)
         if wake_at is not None and (self._wake_at is None or wake_at < self._wake_at):
-            self._wake_at = max(wake_at, now)
+            self._wake_at = max(wake_at, now + TICK_S)
             self._push(self._wake_at, None, _Wake())
+
+    def _carry_out(self, decision: gateway.Decision, now: float) -> None:
+        self._decided(now, decision)
+        match decision:
+            case Dispatch(request, placement):
+                self._placed[request] = placement
+                self._send(request, placement.replica, now)
+            case Reject(request, why) | Evict(request, why):
+                self._outcome(request, Refused(self._trace[int(request)], str(why)))
+            case _:
+                assert_never(decision)
 
     def _send(self, request: RequestId, name: ReplicaId, now: float) -> None:
         row, replica = self._trace[int(request)], self._replicas[name]
@@ -207,9 +211,10 @@ class _Simulation:
         self._lives[name] += 1
         replica = SimReplica(name=name, prices=self._prices, boot=self._lives[name])
         self._replicas[name] = replica
-        self._meters.setdefault(name, _Meter(since=now))
+        self._meters.setdefault(name, Meter(since=now))
         self._leaving.discard(name)
         self._policy.replica_added(name, now)
+        self._decide(now)
         self._expect(replica, replica.start(now))
 
     def _suffer(self, fault: Fault, now: float) -> None:
@@ -282,7 +287,7 @@ class _Simulation:
             served = replica.served + (
                 carried[replica.name].served if replica.name in carried else 0
             )
-            carried[replica.name] = ReplicaLoad(served, meter.area / now if now else 0.0, meter.max)
+            carried[replica.name] = meter.load(served, now)
         outcomes = tuple(self._outcomes[number] for number in range(len(self._trace)))
         fetched = sum(replica.fetched for replica in (*self._gone, *self._replicas.values()))
         return Run(outcomes, carried, loads, fetched, tuple(self._balance), now - self._begin_s)

@@ -26,6 +26,9 @@ from shared.ids import AdapterId
 
 _log = logging.getLogger(__name__)
 
+_AHEAD: Final = "ahead "
+"""Begins the name of who wants an adapter in a slot before anybody asks for it."""
+
 RETRY_S: Final = 10.0
 """An adapter that a disk kept from us is offered again after this long."""
 
@@ -35,6 +38,7 @@ class Adapters:
         self,
         *,
         base_name: str,
+        slots: int,
         cache: AdapterCache,
         runner: Runner,
         read: Callable[[AdapterId], HostAdapter],
@@ -45,7 +49,9 @@ class Adapters:
         clock: Clock,
     ) -> None:
         """`read` takes a folder's name, may block and raises BadAdapter; it runs on `readers`."""
+        self._slots = slots
         self._cache = cache
+        self._warming: set[AdapterId] = set()
         self._read_folder = read
         self._changed = changed
         self._clock = clock
@@ -64,6 +70,9 @@ class Adapters:
     def carry_out(self) -> None:
         """What the scheduler's wishes and returned slots have brought about since."""
         self._tiers.carry_out()
+        for name in [name for name in self._warming if self._arrived(name)]:
+            self._warming.discard(name)
+            self._cache.release(_AHEAD + name)
 
     def scanned(self, found: Mapping[AdapterId, Offered | Refused]) -> None:
         """What the store holds now."""
@@ -116,9 +125,18 @@ class Adapters:
         self._settle()
 
     def prefetch(self, versions: list[Version]) -> None:
-        """Bring copies to host memory, one after another."""
+        """Bring copies to host memory, one after another; those there count as used now."""
         for version in versions:
             self._tiers.fetch(version)
+
+    def warm(self, names: list[AdapterId]) -> None:
+        """Bring them into slots while slots are free; none is emptied for it."""
+        free = self._slots - self._cache.slots_used
+        for name in names[: max(0, free)]:
+            if not self._arrived(name):
+                self._warming.add(name)
+                self._cache.want(name, _AHEAD + name, self._clock())
+        self._settle()
 
     # --- for `Tiers`
 
@@ -133,6 +151,10 @@ class Adapters:
         if passing:
             self._retry_at[adapter] = self._clock() + RETRY_S
         self._changed()
+
+    def _arrived(self, name: AdapterId) -> bool:
+        """In a slot, or it never will be."""
+        return self._cache.slot_of(name) is not None or self._cache.refusal(name) is not None
 
     def _try_again(self, name: AdapterId) -> None:
         pinned = any(state.adapter == name and state.pinned for state in self._cache.states())

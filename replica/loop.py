@@ -78,6 +78,7 @@ class EngineLoop:
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.adapters = Adapters(
             base_name=config.base_name,
+            slots=config.max_loras,
             cache=engine.cache,
             runner=engine.runner,
             read=engine.read,
@@ -162,6 +163,8 @@ class EngineLoop:
             heartbeat_s=self._config.heartbeat_s,
             draining=self._draining,
             adapters=self._cache.states(),
+            max_rank=self._config.max_lora_rank,
+            host_max=self._config.max_cpu_loras,
         )
 
     # --- the thread's own

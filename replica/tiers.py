@@ -86,8 +86,10 @@ class Tiers:
                 self._do(command)
 
     def fetch(self, version: Version) -> None:
-        """Bring a copy to host memory ahead of its use."""
-        if version not in self._copies:
+        """Bring a copy to host memory ahead of its use; one that is there counts as used now."""
+        if version in self._copies:
+            self._cache.read(*version)
+        else:
             self._ahead[version] = None
             self._fetch_next()
 

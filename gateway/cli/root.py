@@ -17,6 +17,7 @@ from gateway.cli import (
     serve,
     size,
     tenant,
+    top,
     up,
     usage,
 )
@@ -90,6 +91,7 @@ _add(_replicas, "list", replica_set.list_all, "loraplex replica-set list --json"
 _add(_replicas, "drain", replica_set.drain, "loraplex replica-set drain replica-1")
 _add(_replicas, "resume", replica_set.resume, "loraplex replica-set resume replica-1")
 
+_add(app, "top", top.top, "loraplex top --every 0.5")
 _add(app, "explain", explain.explain, "loraplex explain --tenant acme --model pirate")
 _add(app, "usage", usage.usage, "loraplex usage --by tenant,adapter --format csv")
 _add(app, "size", size.size, "loraplex size --model-config ./base/config.json --rank 16")

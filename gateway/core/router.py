@@ -34,9 +34,9 @@ from gateway.core.terms import Base as Base
 from gateway.core.terms import CandidateTerms as CandidateTerms
 from gateway.core.terms import Choice as Choice
 from gateway.core.terms import Kind as Kind
-from gateway.core.terms import Model, Tried, Weighed
+from gateway.core.terms import Model, Tried, Weighed, kind_of
 from shared.ids import AdapterId, ReplicaId
-from shared.messages import AdapterState, Tier
+from shared.messages import AdapterState
 
 _NONE: Tried = frozenset()
 _FEW = 8
@@ -274,7 +274,7 @@ class Router:
                 for this in weighed
                 if this is best or this.step == 0 or this.expected_s < best.expected_s
             ]
-        kind = _kind(best, home=weighed[0])
+        kind = kind_of(best, home=weighed[0])
         cold = bool(best.load_s) and self._scales.begins_cold(best.mine, state)
         return Choice(best.mine.id, kind, state.digest, cold, telling, awaited)
 
@@ -291,12 +291,3 @@ class Router:
 
 def _is_base(model: Model) -> bool:
     return model is None or isinstance(model, Base)
-
-
-def _kind(chosen: Weighed, home: Weighed) -> Kind:
-    resident = chosen.state is not None and chosen.state.tier is not Tier.DISK
-    if chosen is home:
-        return Kind.HOME if resident else Kind.COLD
-    if resident:
-        return Kind.WARM
-    return Kind.SPILL if home.refused else Kind.COLD

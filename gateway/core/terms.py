@@ -108,3 +108,12 @@ class Weighed(NamedTuple):
             cold_s=self.cold_s,
             refused=self.refused,
         )
+
+
+def kind_of(chosen: Weighed, home: Weighed) -> Kind:
+    resident = chosen.state is not None and chosen.state.tier is not Tier.DISK
+    if chosen is home:
+        return Kind.HOME if resident else Kind.COLD
+    if resident:
+        return Kind.WARM
+    return Kind.SPILL if home.refused else Kind.COLD

@@ -280,3 +280,17 @@ async def test_weights_that_are_not_finite_are_refused(serve: Any, store: Path) 
     save_file(tensors, weights)
     served = await serve(adapters=store)
     assert "non_finite" in (await served.adapter("ada"))["reason"]
+
+
+async def test_adapters_are_warmed_into_free_slots_and_none_is_emptied_for_it(serve: Any) -> None:
+    served = await serve()
+    cache, slots = served.replica.engine.cache, served.replica.front.report.slots
+    body = {"adapters": ["ada", "bob", "cyd", "dee"], "tier": "gpu"}
+    assert (await served.post("/prefetch", body))[0] == 202
+    await served.until(lambda: cache.slots_used == slots)
+    await served.until(lambda: cache.slot_of("ada") is not None)
+    held = {name: cache.slot_of(name) for name in body["adapters"]}
+    await served.post("/prefetch", {"adapters": ["eve"], "tier": "gpu"})
+    assert {name: cache.slot_of(name) for name in body["adapters"]} == held
+    assert cache.slot_of("eve") is None
+    assert await served.tokens("eve")  # nobody holds what was only warmed
