@@ -229,8 +229,9 @@ def _engine(
 
 def _longest(config: ReplicaConfig, model: ModelConfig) -> int:
     """Tokens of the longest sequence: the base's own limit, or half the pool, so that adapters have
-    the other half however long a sequence grows."""
-    return min(model.max_position_embeddings, config.pages // 2 * config.page_tokens)
+    the other half however long a sequence grows. A merged replica has no adapters in pages."""
+    pages = config.pages if config.merged else config.pages // 2
+    return min(model.max_position_embeddings, pages * config.page_tokens)
 
 
 def _check(config: ReplicaConfig, model: ModelConfig) -> None:

@@ -34,7 +34,7 @@ def commands(group: typer.Typer = app, path: tuple[str, ...] = ()) -> Iterator[t
 
 
 COMMANDS = sorted(commands())
-PROCESSES = {("gateway",), ("replica",)}  # these commands become another program
+PROCESSES = {("gateway",), ("lesson",), ("replica",), ("trace",)}  # they become another program
 
 
 def run(*words: str) -> tuple[int, str]:
