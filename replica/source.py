@@ -17,6 +17,9 @@ from shared.ids import AdapterId
 
 NOT_FOUND: Final = "adapter_not_found"
 
+PASSING: Final = frozenset({"unreachable", "unreadable", "changed", "disk_full"})
+"""Codes that accuse the store, the disk or the moment, not the adapter: it may be read later."""
+
 
 class Source(Protocol):
     def scan(self) -> Iterable[Found | Refused]:

@@ -102,13 +102,16 @@ class AdapterFolder:
         dtype: str = "float32",
         page_tokens: int = 16,
         base_dir: Path | None = None,
+        *,
+        pinned: bool = False,
     ) -> None:
         """`dtype` is the engine's: weights are cast to it once, on their way into host memory.
 
         `base_dir` is the base's folder: a copy of one of its tables in an upload is passed over
-        when it is equal; without it such a copy is refused.
+        when it is equal; without it such a copy is refused. `pinned` is for engines on a GPU.
         """
         self._base_dir = base_dir
+        self._pinned = pinned
         self._root = root.resolve(strict=True)
         self._max_rank = max_rank
         self._model = model_config
@@ -148,7 +151,7 @@ class AdapterFolder:
             module: (tensor(data, pair.A), tensor(data, pair.B), pair.scaling)
             for module, pair in opened.files.tensors.pairs.items()
         }
-        host = pack(adapter, digest, self._model, pairs, self._dtype)
+        host = pack(adapter, digest, self._model, pairs, self._dtype, pinned=self._pinned)
         if not is_finite(host.flat):
             raise BadAdapter(
                 "non_finite", f"a weight is too large for {self._dtype}: serve it in another dtype"
