@@ -83,6 +83,8 @@ async def test_unloading_lets_a_running_stream_finish_on_its_adapter(
         ("nothing-here", 404, "adapter_not_found"),
         ("org/hub-name", 404, "adapter_not_found"),
         (".", 404, "adapter_not_found"),
+        ("x" * 300, 404, "adapter_not_found"),
+        ("a\0b", 404, "adapter_not_found"),
         ("../base", 400, "outside_root"),
         ("/etc", 400, "outside_root"),
         ("link", 400, "outside_root"),
