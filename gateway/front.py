@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, cast
 
 from gateway.config import ListenConfig
@@ -95,8 +96,9 @@ class Plain:
         return self.body
 
 
-Short = Callable[[Plain, Reply, Callable[[], None]], Begun | None]
-"""Begins a completion that can do without a task, and calls back when the reply is out; or None."""
+Short = Callable[[Plain, Reply, Callable[[], None], Callable[[], Begun]], Begun | None]
+"""Begins a completion that can do without a task, and calls back when the reply is out, or to
+begin it otherwise; None: it cannot (gateway/passage.py)."""
 
 
 def plain_head(head: bytes) -> tuple[Head, int] | None:
@@ -251,11 +253,14 @@ class Front(asyncio.Protocol):
     def _begin(self, head: Head, body: bytes) -> None:
         reply = self._reply = Reply(self, chunked=True, keep_alive=True, stall_s=self._stall_s)
         call = Plain(head, body)
-        self._begun = self._short(call, reply, self._over)
-        if self._begun is None:
-            # Not `spawn`: the reference is here, and `serve` tells of every crash itself.
-            self._begun = task = self._loop.create_task(self._serve(call, reply))
-            task.add_done_callback(self._served)
+        otherwise = partial(self._serve_slowly, call, reply)
+        self._begun = self._short(call, reply, self._over, otherwise) or otherwise()
+
+    def _serve_slowly(self, call: Plain, reply: Reply) -> asyncio.Task[None]:
+        # Not `spawn`: the reference is here, and `serve` tells of every crash itself.
+        self._begun = task = self._loop.create_task(self._serve(call, reply))
+        task.add_done_callback(self._served)
+        return task
 
     def _served(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():

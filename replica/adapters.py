@@ -17,7 +17,7 @@ from replica.canary import Canary
 from replica.core.adapter_cache import AdapterCache
 from replica.core.host_tier import Version
 from replica.engine.adapter_store import BadAdapter, HostAdapter
-from replica.engine.runner import Runner
+from replica.engine.flight import StepRunner
 from replica.errors import BadAdapterRequest
 from replica.metrics import Metrics
 from replica.rates import Rates
@@ -42,7 +42,7 @@ class Adapters:
         *,
         base_name: str,
         cache: AdapterCache,
-        runner: Runner,
+        runner: StepRunner,
         canary: Canary,
         source: Source,
         readers: ThreadPoolExecutor,
@@ -73,6 +73,11 @@ class Adapters:
             metrics=metrics,
             clock=clock,
         )
+
+    @property
+    def loading(self) -> bool:
+        """Whether an adapter is being copied to the device: `carry_out` sees when it is there."""
+        return self._tiers.loading
 
     def carry_out(self) -> None:
         """What the scheduler's wishes and returned slots have brought about since."""

@@ -23,9 +23,9 @@ from replica.core.pages import PagePool
 from replica.core.scheduler import Scheduler
 from replica.edge import edge
 from replica.engine.adapter_store import AdapterFolder, BadAdapter, HostAdapter
+from replica.engine.choice import runner_on
 from replica.engine.model_config import ModelConfig
 from replica.engine.quantised import Quantization
-from replica.engine.runner import Runner
 from replica.engine.sections import require_fit
 from replica.front import Front
 from replica.grammar import Grammars
@@ -201,14 +201,17 @@ def _engine(
         eos_ids=model.eos_token_ids,
         max_model_len=longest,
     )
-    runner = Runner(
+    runner = runner_on(
+        config.device,
         base_dir=config.base,
-        device=config.device,
         dtype=config.dtype,
         slots=config.max_loras,
         max_rank=config.max_lora_rank,
         pages=config.pages,
         page_tokens=config.page_tokens,
+        max_running=config.max_running,
+        max_step_tokens=config.max_step_tokens,
+        max_model_len=longest,
         threads=config.threads or os.cpu_count() or 1,
         merged=merged,
         quantization=Quantization(config.quantization),

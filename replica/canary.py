@@ -16,7 +16,7 @@ from replica.core.pages import PagePool
 from replica.core.sequence import Sampling
 from replica.core.step import BASE_SLOT, Row, Step
 from replica.engine.bad_adapter import BadAdapter
-from replica.engine.runner import Runner
+from replica.engine.flight import StepRunner
 
 _TOKENS: Final = 8
 _KEPT_MAX: Final = 100_000
@@ -24,7 +24,7 @@ _SAMPLING: Final = Sampling(max_tokens=1, temperature=0)
 
 
 class Canary:
-    def __init__(self, *, runner: Runner, pool: PagePool) -> None:
+    def __init__(self, *, runner: StepRunner, pool: PagePool) -> None:
         self._runner = runner
         self._pool = pool
         vocabulary = runner.config.vocab_size

@@ -29,10 +29,12 @@ from replica.core.scheduler import Scheduler
 from replica.core.sequence import Finish, Sequence
 from replica.core.step import Progress, Step
 from replica.draft import Draft
-from replica.engine.runner import BROKEN, Drawn, Runner
+from replica.engine.flight import StepRunner
+from replica.engine.sampler import BROKEN, Drawn
 from replica.errors import AdapterLost, BadRequest, LogitsNotFinite, ReplicaError, SequenceFailed
 from replica.generation import Event, PromptScores
 from replica.metrics import Metrics
+from replica.pipeline import Pipeline
 from replica.reports import Reports
 from replica.source import Source
 from shared.clock import Clock
@@ -60,7 +62,7 @@ class Engine:
     scheduler: Scheduler
     cache: AdapterCache
     pool: PagePool
-    runner: Runner
+    runner: StepRunner
     source: Source
     readers: ThreadPoolExecutor
     downloads: ThreadPoolExecutor
@@ -81,7 +83,7 @@ class EngineLoop:
         self._scheduler = engine.scheduler
         self._cache = engine.cache
         self._pool = engine.pool
-        self._runner = engine.runner
+        self._pipeline = Pipeline(scheduler=engine.scheduler, runner=engine.runner, clock=clock)
         self._metrics = metrics
         self._clock = clock
         self._merged = merged
@@ -189,7 +191,9 @@ class EngineLoop:
         """Everything that came in; with nothing to compute, wait for something to come."""
         now = self._clock()
         wait_s = max(self._reports.due() - now, 0.0)
-        wakeup = self._scheduler.next_wakeup(now)
+        wakeup = now if self._pipeline.busy else self._scheduler.next_wakeup(now)
+        if self.adapters.loading:  # on its way to the device, which tells nobody
+            wait_s = min(wait_s, _PAUSE_S)
         if wakeup is not None:
             wait_s = min(wait_s, max(wakeup - now, _PAUSE_S if self._blocked else 0.0))
         try:
@@ -202,21 +206,18 @@ class EngineLoop:
 
     def _work(self) -> None:
         self.adapters.carry_out()
-        self._step_began_at = now = self._clock()
-        drawn: Mapping[str, Drawn] = {}
-        step = self._scheduler.plan(now)
-        progress = self._scheduler.collect()
-        if step is not None:
-            drawn = self._runner.run_with_logprobs(step)
-            tokens = {seq: each.token for seq, each in drawn.items() if each.token >= 0}
-            then = self._clock()
-            progress += self._scheduler.commit(step, tokens, then)
-            self._metrics.step(step, then - now)
+        self._step_began_at = self._clock()
+        turn = self._pipeline.turn()
         self._step_began_at = None
-        self._blocked = step is None and not progress
-        events = [] if step is None else self._prompts(step, drawn)
+        self._blocked = turn.started is None and turn.landed is None and not turn.progress
+        events = []
+        if turn.landed is not None:
+            self._metrics.step(turn.landed, turn.seconds)
+            events = self._prompts(turn.landed, turn.drawn)
         events += [
-            self._event(item, drawn.get(item.seq)) for item in progress if item.seq in self._live
+            self._event(item, turn.drawn.get(item.seq))
+            for item in turn.progress
+            if item.seq in self._live
         ]
         if events:
             self._tell(lambda: self._listener.delivered(events))

@@ -23,7 +23,7 @@ from replica.core.adapter_cache import AdapterCache
 from replica.core.commands import Command, Evict, EvictHost, Fetch, Load
 from replica.core.host_tier import Version
 from replica.engine.adapter_store import BadAdapter, HostAdapter
-from replica.engine.runner import Runner
+from replica.engine.flight import Arrival, StepRunner
 from replica.metrics import Metrics
 from replica.rates import Rates
 from replica.source import PASSING
@@ -78,6 +78,17 @@ class _Read:
         return self.slot is None and not self.wanted
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Filling:
+    arrival: Arrival | None  # None: it is there
+    version: Version
+    slot: int
+    tier: Tier  # it comes from
+    begun_at: float
+    copied_at: float  # when its copy to the device began
+    size_bytes: int
+
+
 class Tiers:
     """`post` runs a function on the engine thread; `downloads` are for what is far away."""
 
@@ -85,7 +96,7 @@ class Tiers:
         self,
         *,
         cache: AdapterCache,
-        runner: Runner,
+        runner: StepRunner,
         canary: Canary,
         keeper: Keeper,
         post: Callable[[Callable[[], None]], None],
@@ -106,10 +117,19 @@ class Tiers:
         self._reading: dict[Version, _Read] = {}
         self._ahead: dict[Version, None] = {}  # to be read ahead, in order
         self._foreseen: set[Version] = set()  # have no slot yet, and were read ahead
+        self._filling: list[_Filling] = []
         self.rates = Rates()
+
+    @property
+    def loading(self) -> bool:
+        """Copies to the device are under way."""
+        return bool(self._filling)
 
     def carry_out(self) -> None:
         """Do what the cache wants until it wants nothing more now."""
+        for filling in [each for each in self._filling if each.arrival and each.arrival.query()]:
+            self._filling.remove(filling)
+            self._filled(filling)
         while commands := self._cache.poll(self._clock()):
             for command in commands:
                 self._do(command)
@@ -239,22 +259,39 @@ class Tiers:
     ) -> None:
         copied_at = self._clock()
         try:
-            self._runner.load(slot, host, self._cache.pages_in(slot))
-            self.rates.copy.observe(host.size_bytes, self._clock() - copied_at)
+            arrival = self._runner.load(slot, host, self._cache.pages_in(slot))
+        except Exception as error:
+            self._not_filled(version, slot, error)
+            return
+        filling = _Filling(arrival, version, slot, tier, begun_at, copied_at, host.size_bytes)
+        if arrival is None:
+            self._filled(filling)
+        else:
+            self._filling.append(filling)
+
+    def _filled(self, filling: _Filling) -> None:
+        """Its weights are in their pages; what they compute is tried before anybody is answered."""
+        now, version, slot = self._clock(), filling.version, filling.slot
+        self.rates.copy.observe(filling.size_bytes, now - filling.copied_at)
+        try:
             self._canary.fly(slot, version[1])
         except Exception as error:
-            _log.log(
-                logging.WARNING if isinstance(error, BadAdapter) else logging.ERROR,
-                "adapter not loaded",
-                extra={"adapter": version[0], "reason": _reason(error)},
-                exc_info=not isinstance(error, BadAdapter),
-            )
-            self._cache.load_failed(*version, slot, _reason(error))
-            self._failed(version, error)
-        else:
-            self._metrics.loaded(tier, self._clock() - begun_at)
-            self._cache.loaded(*version, slot)
-            self._keeper.tried(version, None)
+            self._not_filled(version, slot, error)
+            return
+        self._metrics.loaded(filling.tier, self._clock() - filling.begun_at)
+        self._cache.loaded(*version, slot)
+        self._keeper.tried(version, None)
+
+    def _not_filled(self, version: Version, slot: int, fault: Exception) -> None:
+        expected = isinstance(fault, BadAdapter)
+        _log.log(
+            logging.WARNING if expected else logging.ERROR,
+            "adapter not loaded",
+            extra={"adapter": version[0], "reason": _reason(fault)},
+            exc_info=None if expected else fault,
+        )
+        self._cache.load_failed(*version, slot, _reason(fault))
+        self._failed(version, fault)
 
 
 def _reason(error: Exception) -> str:

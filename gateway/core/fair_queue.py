@@ -52,6 +52,11 @@ class FairQueue(Generic[Key]):
         self._places = 0
         self._sweep_at = 64
 
+    @property
+    def gap(self) -> float:
+        """Virtual service between the least and the most served of those whose turn it may be."""
+        return self._order[-1][0] - self._order[0][0] if self._order else 0.0
+
     # -- in and out
 
     def push(

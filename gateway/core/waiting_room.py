@@ -54,6 +54,11 @@ class WaitingRoom:
         self._freed: set[ReplicaId] = set()
         self._nearer: set[AdapterId] = set()
 
+    @property
+    def gap(self) -> float:
+        """Of service between tenants that wait, in weighted tokens for a weight of 1."""
+        return self._queue.gap
+
     # -- in and out
 
     def enter(self, ticket: Ticket, *, cost: float, waiting_max: int) -> bool:
