@@ -329,3 +329,17 @@ async def test_a_load_may_insist_on_a_digest(serve: Any, store: Path) -> None:
     assert (status, reply["error"]["code"]) == (400, "digest_mismatch")
     assert (await served.get("/v1/models/x"))[0] == 404
     assert (await served.post(LOAD, {**body, "digest": digest}))[0] == 200
+
+
+async def test_adapters_are_warmed_into_free_slots_and_none_is_emptied_for_it(serve: Any) -> None:
+    served = await serve()
+    cache, slots = served.replica.engine.cache, served.replica.front.report.slots
+    body = {"adapters": ["ada", "bob", "cyd", "dee"], "tier": "gpu"}
+    assert (await served.post("/prefetch", body))[0] == 202
+    await served.until(lambda: cache.slots_used == slots)
+    await served.until(lambda: cache.slot_of("ada") is not None)
+    held = {name: cache.slot_of(name) for name in body["adapters"]}
+    await served.post("/prefetch", {"adapters": ["eve"], "tier": "gpu"})
+    assert {name: cache.slot_of(name) for name in body["adapters"]} == held
+    assert cache.slot_of("eve") is None
+    assert await served.tokens("eve")  # nobody holds what was only warmed
