@@ -204,7 +204,8 @@ class Adapters:
         trial = self._trials.pop(version, None)
         if trial is not None:
             self._cache.release(_trial_name(version))
-            trial.set_result(fault)
+            if trial.set_running_or_notify_cancel():
+                trial.set_result(fault)
 
     def replaced(self, adapter: AdapterId, host: HostAdapter) -> None:
         content = self._content(adapter, host)

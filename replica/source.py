@@ -17,6 +17,9 @@ from shared.ids import AdapterId
 
 NOT_FOUND: Final = "adapter_not_found"
 
+PASSING: Final = frozenset({"unreachable", "unreadable", "changed", "disk_full"})
+"""Codes that accuse the store, the disk or the moment, not the adapter: it may be read later."""
+
 
 class Source(Protocol):
     def scan(self) -> Iterable[Found | Refused]:
@@ -53,18 +56,22 @@ class LocalSource:
         self.read = folder.read
 
     def locate(self, path: str) -> AdapterId:
-        found = (self._root / path).resolve()
+        missing = BadAdapter(
+            NOT_FOUND,
+            f"No adapter found for {path}; adapters are folders directly below the adapter store",
+            "lora_path",
+        )
+        try:
+            found = (self._root / path).resolve()
+            is_folder = found.is_dir()
+        except (OSError, ValueError):  # no name that a file system takes
+            raise missing from None
         if not found.is_relative_to(self._root):
             raise BadAdapter(
                 "outside_root", f"{path} leads out of this replica's adapter store", "lora_path"
             )
-        if not found.is_dir() or found.parent != self._root:
-            raise BadAdapter(
-                NOT_FOUND,
-                f"No adapter found for {path}; adapters are folders directly below the adapter "
-                "store",
-                "lora_path",
-            )
+        if not is_folder or found.parent != self._root:
+            raise missing
         return AdapterId(found.name)
 
     def at_hand(self, adapter: AdapterId) -> bool:

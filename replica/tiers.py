@@ -26,7 +26,7 @@ from replica.engine.adapter_store import BadAdapter, HostAdapter
 from replica.engine.flight import Arrival, StepRunner
 from replica.metrics import Metrics
 from replica.rates import Rates
-from replica.remote_folder import PASSING
+from replica.source import PASSING
 from shared.clock import Clock
 from shared.ids import AdapterId
 from shared.messages import Tier
