@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, cast
 
 from gateway.config import ListenConfig
@@ -95,8 +96,9 @@ class Plain:
         return self.body
 
 
-Short = Callable[[Plain, Reply, Callable[[], None]], Begun | None]
-"""Begins a completion that can do without a task, and calls back when the reply is out; or None."""
+Short = Callable[[Plain, Reply, Callable[[], None], Callable[[], Begun]], Begun | None]
+"""Begins a completion that can do without a task, and calls back when the reply is out, or to
+begin it otherwise; None: it cannot (gateway/passage.py)."""
 
 
 def plain_head(head: bytes) -> tuple[Head, int] | None:
@@ -233,7 +235,7 @@ class Front(asyncio.Protocol):
         self._head, self._body = head, slice(at, at + length)
         self._take_buffer()
         if self._head is not None:
-            self._gathering = self._loop.call_later(_GATHER_S, self._late)
+            self._gathering = self._loop.call_later(_GATHER_S, self._hand_over)
 
     def _take_buffer(self) -> None:
         head, its = self._head, self._body
@@ -245,17 +247,21 @@ class Front(asyncio.Protocol):
             body = bytes(self._buffer[its])
             del self._buffer[: its.stop]
             self._head = None
-            self._gathered()
+            if self._gathering is not None:  # it could not tell the next request from its own
+                self._gathering.cancel()
             self._begin(head, body)
 
     def _begin(self, head: Head, body: bytes) -> None:
         reply = self._reply = Reply(self, chunked=True, keep_alive=True, stall_s=self._stall_s)
         call = Plain(head, body)
-        self._begun = self._short(call, reply, self._over)
-        if self._begun is None:
-            # Not `spawn`: the reference is here, and `serve` tells of every crash itself.
-            self._begun = task = self._loop.create_task(self._serve(call, reply))
-            task.add_done_callback(self._served)
+        otherwise = partial(self._serve_slowly, call, reply)
+        self._begun = self._short(call, reply, self._over, otherwise) or otherwise()
+
+    def _serve_slowly(self, call: Plain, reply: Reply) -> asyncio.Task[None]:
+        # Not `spawn`: the reference is here, and `serve` tells of every crash itself.
+        self._begun = task = self._loop.create_task(self._serve(call, reply))
+        task.add_done_callback(self._served)
+        return task
 
     def _served(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
@@ -272,7 +278,8 @@ class Front(asyncio.Protocol):
             self.transport.resume_reading()
             self._take_buffer()
 
-    def _hand_over(self, data: bytes) -> None:
+    def _hand_over(self, data: bytes | None = None) -> None:
+        data = bytes(self._buffer) if data is None else data
         self._forget()
         other = self._otherwise()
         self.transport.set_protocol(other)
@@ -280,10 +287,6 @@ class Front(asyncio.Protocol):
         other.data_received(data)
 
     # Time ---------------------------------------------------------------------------------------
-
-    def _late(self) -> None:
-        if self._head is not None and not self.transport.is_closing():
-            self._hand_over(bytes(self._buffer))
 
     def _look(self) -> None:
         """Close a connection on which nothing has come for long; armed once, re-armed lazily."""
@@ -295,15 +298,8 @@ class Front(asyncio.Protocol):
         else:
             self.transport.close()
 
-    def _gathered(self) -> None:
-        """Heads are remembered, so a late timer could not tell the next request from its own."""
-        if self._gathering is not None:
-            self._gathering.cancel()
-            self._gathering = None
-
     def _forget(self) -> None:
-        self._gathered()
         self._open_ones.discard(self)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        for timer in (self._timer, self._gathering):
+            if timer is not None:
+                timer.cancel()

@@ -13,6 +13,7 @@ from gateway.cli import (
     adapter_check,
     adapter_eval,
     apply,
+    bench,
     chat,
     demo,
     events,
@@ -22,6 +23,7 @@ from gateway.cli import (
     serve,
     size,
     tenant,
+    top,
     up,
     usage,
 )
@@ -69,6 +71,7 @@ _add(
     **_passed_on,
 )
 _add(app, "trace", serve.trace, "loraplex trace generate --adapters 500", **_passed_on)
+_add(app, "simulate", serve.simulate, "loraplex simulate --zipf 1.1 --load 0.75", **_passed_on)
 _add(app, "lesson", serve.lesson, "loraplex lesson cache", **_passed_on)
 
 _tenants = _noun("tenant", "Tenants, their limits and their keys.", "loraplex tenant list")
@@ -122,6 +125,39 @@ _add(_replicas, "list", replica_set.list_all, "loraplex replica-set list --json"
 _add(_replicas, "drain", replica_set.drain, "loraplex replica-set drain replica-1")
 _add(_replicas, "resume", replica_set.resume, "loraplex replica-set resume replica-1")
 
+_benches = _noun(
+    "bench", "Measure the engine's parts on this machine's GPU.", "loraplex bench kernels"
+)
+_add(
+    _benches,
+    "kernels",
+    bench.kernels,
+    "loraplex bench kernels --only 'qkv r16 64' --out kernels.json",
+    **_passed_on,
+)
+_add(
+    _benches,
+    "engine",
+    bench.engine,
+    "loraplex bench engine --concurrency 32,64 --mixes none,distinct --out engine.json",
+    **_passed_on,
+)
+_add(
+    _benches,
+    "residency",
+    bench.residency,
+    "loraplex bench residency --adapters 500 --resident 64",
+    **_passed_on,
+)
+_add(
+    _benches,
+    "agreement",
+    bench.agreement,
+    "loraplex bench agreement --layers 4",
+    **_passed_on,
+)
+
+_add(app, "top", top.top, "loraplex top --every 0.5")
 _add(app, "explain", explain.explain, "loraplex explain --tenant acme --model pirate")
 _add(app, "events", events.events, "loraplex events --limit 50")
 _add(app, "apply", apply.apply, "loraplex apply -f fleet.yaml --dry-run")
