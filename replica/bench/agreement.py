@@ -1,9 +1,9 @@
 """`python -m replica.bench.agreement`: do the fused kernels compute what the reference computes?
 
 A base of Llama-3.1-8B's widths and few layers is written to a folder and read twice: by the
-reference engine, in float32 on the CPU, and by the CUDA engine in bfloat16. Six sequences, some with
-adapters of ranks 8, 16 and 64, are prefilled in chunks and then decoded, all in one batch, each fed
-the reference's likeliest token; and once more one by one. Told for every row is the error of the
+reference engine, in float32 on the CPU, and by the CUDA engine in bfloat16. Six sequences, some
+with adapters of ranks 8, 16 and 64, are prefilled in chunks and then decoded, all in one batch,
+each fed the reference's likeliest token; and once more one by one. Told is every row's error of the
 logits, ||ours - theirs|| / ||theirs||, and whether both find the same token likeliest.
 
 The tolerance is that of the dtype: bfloat16 keeps 8 bits, each layer rounds its stream about six
@@ -54,10 +54,10 @@ class _Sequence:
     computed: int = 0
     expected: list[Tensor] = field(default_factory=list)
 
-    def row(self, end: int) -> Row:
+    def row(self, end: int, prompt: int) -> Row:
         tokens = tuple(self.tokens[self.computed : end])
-        samples = end == len(self.tokens)
-        return Row(self.name, self.slot, self.computed, tokens, self.pages, samples, _GREEDY, 0)
+        place = (self.computed, tokens, self.pages)
+        return Row(self.name, self.slot, *place, end >= prompt, _GREEDY, 0)
 
 
 def tolerance(layers: int) -> float:
@@ -132,12 +132,11 @@ def _write(folder: Path, weights: BaseWeights) -> None:
         tensors[f"{at}.input_layernorm.weight"] = layer.input_norm
         tensors[f"{at}.post_attention_layernorm.weight"] = layer.post_norm
         for group, W in zip(config.groups, layer.groups, strict=True):
+            assert isinstance(W, Tensor)
             for module, (start, end) in zip(group.modules, group.columns, strict=True):
                 tensors[f"{at}.{module}.weight"] = W[start:end]
-    save_file(
-        {name: each.contiguous().clone() for name, each in tensors.items()},
-        folder / "model.safetensors",
-    )
+    apart = {name: each.cpu().clone() for name, each in tensors.items()}
+    save_file(apart, folder / "model.safetensors")
     scaling = {
         "rope_type": "llama3",
         "factor": 8.0,
@@ -196,12 +195,12 @@ def _steps(sequences: Sequence[_Sequence], prompts: dict[str, int]) -> Iterable[
         seq.computed = 0
     halves = [{seq.name: max(1, prompts[seq.name] // 2) for seq in sequences}, prompts]
     for ends in halves:
-        rows = [seq.row(ends[seq.name]) for seq in sequences if ends[seq.name] > seq.computed]
+        rows = [seq.row(ends[seq.name], prompts[seq.name]) for seq in sequences]
         yield Step(tuple(sorted(rows, key=lambda row: row.slot)))
         for seq in sequences:
             seq.computed = ends[seq.name]
     while any(seq.computed < len(seq.tokens) for seq in sequences):
-        rows = [seq.row(seq.computed + 1)._replace(samples=True) for seq in sequences]
+        rows = [seq.row(seq.computed + 1, 0) for seq in sequences]
         yield Step(tuple(sorted(rows, key=lambda row: row.slot)))
         for seq in sequences:
             seq.computed += 1
@@ -213,10 +212,9 @@ def _follow(reference: Runner, sequences: Sequence[_Sequence], decode: int) -> N
     for step in _steps(sequences, prompts):
         for name, logits in reference.logits(step).items():
             seq = next(seq for seq in sequences if seq.name == name)
-            if prompts[name] == len(seq.tokens) - len(seq.expected):
-                seq.expected.append(logits)
-                if len(seq.expected) <= decode:
-                    seq.tokens.append(int(logits.argmax()))
+            seq.expected.append(logits)
+            if len(seq.expected) <= decode:
+                seq.tokens.append(int(logits.argmax()))
 
 
 def _hold(
@@ -229,14 +227,12 @@ def _hold(
         prompts = {seq.name: len(seq.tokens) - len(seq.expected) + 1 for seq in together}
         told = {seq.name: iter(seq.expected) for seq in together}
         for step in _steps(together, prompts):
-            sampling = {row.seq for row in step.rows if row.end >= prompts[row.seq]}
             for name, ours in runner.logits(step).items():
-                if name in sampling:
-                    theirs = next(told[name])
-                    off = ours.cpu() - theirs
-                    errors.append(float(off.norm() / theirs.norm()))
-                    largest.append(float(off.abs().max()))
-                    agreed.append(int(ours.argmax()) == int(theirs.argmax()))
+                theirs = next(told[name])
+                off = ours.cpu() - theirs
+                errors.append(float(off.norm() / theirs.norm()))
+                largest.append(float(off.abs().max()))
+                agreed.append(int(ours.argmax()) == int(theirs.argmax()))
     return {
         "rows": len(errors),
         "error_mean": round(sum(errors) / len(errors), 5),
