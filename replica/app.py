@@ -23,7 +23,7 @@ from replica.core.pages import PagePool
 from replica.core.scheduler import Scheduler
 from replica.edge import edge
 from replica.engine.adapter_store import AdapterFolder, BadAdapter, HostAdapter
-from replica.engine.choice import runner_on
+from replica.engine.choice import read_for, runner_on
 from replica.engine.model_config import ModelConfig
 from replica.engine.quantised import Quantization
 from replica.engine.sections import require_fit
@@ -144,7 +144,7 @@ class Replica:
             config=self.config,
             front=self.front,
             watch=watch,
-            read=self._store.read,
+            read=self.engine.read,
             readers=self._readers,
             metrics=self.metrics,
         )
@@ -218,7 +218,7 @@ def _engine(
         cache=cache,
         pool=pool,
         runner=runner,
-        read=store.read,
+        read=read_for(config.device, store.read),
         readers=readers,
     )
 

@@ -65,12 +65,12 @@ def default(K: int, tiles: int, max_rank: int, rows: int, shared: bool) -> Tilin
     """A sensible cut for any module on any GPU."""
     tile, ranks = min(16, max_rank), min(64, max(16, _pow2(16 * tiles)))
     if rows > ROW_CLASSES[-1]:
-        cut = Shrink(False, max(64, _pow2(K) // 4), ranks, 64, reduce=tiles > 1, pdl=False)
+        cut = Shrink(False, max(64, _pow2(K) // 4), ranks, 64, stages=4, reduce=True, pdl=False)
         return Tiling(cut, Expand(False, 512, BN=128 if tiles <= 4 else 64, pdl=False))
     plane = _pow2(min(K, 1024 if K <= 8192 else 2048))
     if shared or rows > 128:
-        cut = Shrink(False, plane, ranks, min(plane, 128))
-        return Tiling(cut, Expand(False, 512, BN=128 if tiles <= 4 else 64))
+        cut = Shrink(False, plane, ranks, min(plane, 128), stages=4)
+        return Tiling(cut, Expand(False, 512, BN=128 if tiles <= 4 else 64, stages=4))
     return Tiling(Shrink(True, plane, tile), Expand(True, 1024, tile))
 
 
