@@ -10,7 +10,8 @@ Why: a call of the store for each request costs the two processes more than rout
 - Blocks are for who is busy and far from every limit: at most SHARE of each, and only while FAR of
   it is left. Nearer, every request asks the store, so a refusal and its wait are as exact as ever.
   The next block is asked for when half of one is spent, so the rests in other gateways' hands can
-  make a refusal come early by 1.5 * SHARE of the limit each, and for LIFE_S at most. Concurrency has leases by name, so who has such a limit asks each time.
+  make a refusal come early by 1.5 * SHARE of the limit each, and for LIFE_S at most. Concurrency
+  has leases by name, so who has such a limit asks each time.
 - A rest that is not spent in LIFE_S goes back; that of a gateway which was killed has refilled
   after 60 s * SHARE, or is lost to its day's or month's budget.
 """
