@@ -33,6 +33,7 @@ from gateway.probes import Probes
 from gateway.pump import Pump
 from gateway.quota import Quota
 from gateway.registry import Registry
+from gateway.sharing import Sharing
 from gateway.store.redis import Store
 from gateway.throttle import Throttle
 from gateway.upstream import Upstream
@@ -80,6 +81,7 @@ class Gateway:
             metrics=self.metrics,
         )
         self._listeners = self._make_listeners()
+        self._sharing = Sharing(self.store, self.pump.dispatcher)
         self._watches: list[asyncio.Task[None]] = []
         add_gauges(self.metrics, pump=self.pump, quota=self.quota, ledger=self.ledger)
 
@@ -104,6 +106,7 @@ class Gateway:
             self.pump.replica_added(ReplicaId(entry.id))
             watch = self._watch(entry)
             self._watches.append(tasks.spawn(watch.run(), name=f"watch {entry.id}"))
+        self._watches.append(tasks.spawn(self._sharing.run(), name="shares"))
         for listener in self._listeners:
             await listener.start()
 

@@ -184,6 +184,9 @@ class ForwardConfig(Settings):
     """After SIGTERM running streams get this long."""
     default_max_tokens: int = Field(256, ge=1)
     """Output tokens reserved for a request that names no limit."""
+    share_prefixes: bool = False
+    """Let tenants share cached prompts of a model. It saves work where many send the same system
+    prompt, and each can tell from `cached_tokens` what others have sent."""
 
 
 class HealthConfig(Settings):

@@ -153,7 +153,7 @@ class Front(asyncio.Protocol):
         self._head, self._body = head, slice(at, at + length)
         self._take_buffer()
         if self._head is not None:
-            self._gathering = self._loop.call_later(_GATHER_S, self._late)
+            self._gathering = self._loop.call_later(_GATHER_S, self._hand_over)
 
     def _take_buffer(self) -> None:
         head, its = self._head, self._body
@@ -165,7 +165,8 @@ class Front(asyncio.Protocol):
             body = bytes(self._buffer[its])
             del self._buffer[: its.stop]
             self._head = None
-            self._gathered()
+            if self._gathering is not None:  # it could not tell the next request from its own
+                self._gathering.cancel()
             self._begin(head, body)
 
     def _begin(self, head: Head, body: bytes) -> None:
@@ -195,7 +196,8 @@ class Front(asyncio.Protocol):
             self.transport.resume_reading()
             self._take_buffer()
 
-    def _hand_over(self, data: bytes) -> None:
+    def _hand_over(self, data: bytes | None = None) -> None:
+        data = bytes(self._buffer) if data is None else data
         self._forget()
         other = self._otherwise()
         self.transport.set_protocol(other)
@@ -203,10 +205,6 @@ class Front(asyncio.Protocol):
         other.data_received(data)
 
     # Time ---------------------------------------------------------------------------------------
-
-    def _late(self) -> None:
-        if self._head is not None and not self.transport.is_closing():
-            self._hand_over(bytes(self._buffer))
 
     def _look(self) -> None:
         """Close a connection on which nothing has come for long; armed once, re-armed lazily."""
@@ -218,15 +216,8 @@ class Front(asyncio.Protocol):
         else:
             self.transport.close()
 
-    def _gathered(self) -> None:
-        """Heads are remembered, so a late timer could not tell the next request from its own."""
-        if self._gathering is not None:
-            self._gathering.cancel()
-            self._gathering = None
-
     def _forget(self) -> None:
-        self._gathered()
         self._open_ones.discard(self)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        for timer in (self._timer, self._gathering):
+            if timer is not None:
+                timer.cancel()

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
+from replica.adapters import Trial
 from replica.config import ReplicaConfig
 from replica.core.sequence import Sequence
 from replica.engine.host_adapter import HostAdapter
@@ -22,6 +23,9 @@ from shared.ids import AdapterId
 from shared.messages import AdapterState, AdapterStatus, ReplicaReport
 
 T = TypeVar("T")
+
+CANARY_S: Final = 10.0
+"""A load call waits this long for a slot, so that its answer can tell of the canary."""
 
 
 class Front:
@@ -157,10 +161,18 @@ class Front:
         *,
         in_place: bool,
         pinned: bool | None,
-    ) -> None:
-        await self._ask(
+    ) -> Trial:
+        return await self._ask(
             lambda: self._loop.adapters.load(name, folder, host, in_place=in_place, pinned=pinned)
         )
+
+    async def outcome(self, trial: Trial) -> Exception | None:
+        """What its canary died of; None when it lives, or found no slot within `CANARY_S`."""
+        done, _ = await asyncio.wait({asyncio.wrap_future(trial)}, timeout=CANARY_S)
+        return done.pop().result() if done else None
+
+    def canary_of(self, state: AdapterState) -> str:
+        return self._loop.adapters.canary_of(state)
 
     async def unload(self, name: AdapterId) -> None:
         await self._ask(lambda: self._loop.adapters.unload(name))

@@ -21,20 +21,24 @@ from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from replica.adapters import Adapters
+from replica.canary import Canary
 from replica.config import ReplicaConfig
 from replica.core.adapter_cache import AdapterCache
 from replica.core.pages import PagePool
 from replica.core.scheduler import Scheduler
 from replica.core.sequence import Finish, Sequence
 from replica.core.step import Progress, Step
-from replica.engine.host_adapter import HostAdapter
-from replica.engine.runner import BROKEN, Drawn, Runner
+from replica.draft import Draft
+from replica.engine.flight import StepRunner
+from replica.engine.sampler import BROKEN, Drawn
 from replica.errors import AdapterLost, BadRequest, LogitsNotFinite, ReplicaError, SequenceFailed
 from replica.generation import Event, PromptScores
 from replica.metrics import Metrics
+from replica.pipeline import Pipeline
 from replica.reports import Reports
+from replica.source import Source
 from shared.clock import Clock
-from shared.ids import AdapterId, ReplicaId
+from shared.ids import AdapterId
 from shared.messages import AdapterState, ReplicaReport
 
 _log = logging.getLogger(__name__)
@@ -53,14 +57,15 @@ class Listener(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """The parts that the thread drives. `read` may block and raise: it runs on `readers`."""
+    """The parts that the thread drives. `source` may block and raise: it has its own threads."""
 
     scheduler: Scheduler
     cache: AdapterCache
     pool: PagePool
-    runner: Runner
-    read: Callable[[AdapterId], HostAdapter]
+    runner: StepRunner
+    source: Source
     readers: ThreadPoolExecutor
+    downloads: ThreadPoolExecutor
 
 
 class EngineLoop:
@@ -78,22 +83,32 @@ class EngineLoop:
         self._scheduler = engine.scheduler
         self._cache = engine.cache
         self._pool = engine.pool
-        self._runner = engine.runner
+        self._pipeline = Pipeline(scheduler=engine.scheduler, runner=engine.runner, clock=clock)
         self._metrics = metrics
         self._clock = clock
         self._merged = merged
-        self._boot = uuid.uuid4().hex
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.adapters = Adapters(
             base_name=config.base_name,
             cache=engine.cache,
             runner=engine.runner,
-            read=engine.read,
+            canary=Canary(runner=engine.runner, pool=engine.pool),
+            source=engine.source,
             readers=engine.readers,
+            downloads=engine.downloads,
             post=self.post,
             changed=self._changed,
             metrics=metrics,
             clock=clock,
+        )
+        self._draft = Draft(
+            config=config,
+            boot=uuid.uuid4().hex,
+            scheduler=engine.scheduler,
+            pool=engine.pool,
+            cache=engine.cache,
+            rates=self.adapters.rates,
+            merged=merged,
         )
         self._reports = Reports(
             draft=self.draft,
@@ -145,9 +160,9 @@ class EngineLoop:
 
     def drop(self, seq_id: str) -> None:
         """Nobody waits for it any more; harmless when it has ended."""
-        if self._live.pop(seq_id, None) is not None:
+        if (seq := self._live.pop(seq_id, None)) is not None:
             self._scheduler.abort(seq_id, Finish.ABORT, self._clock())
-            self._metrics.ended(Finish.ABORT)
+            self._metrics.ended(Finish.ABORT, len(seq.output))
 
     def drain(self, on: bool) -> None:
         self._draining = on
@@ -155,30 +170,7 @@ class EngineLoop:
 
     def draft(self) -> ReplicaReport:
         """The replica as it is; `seq` is for `Reports` to set."""
-        return ReplicaReport(
-            replica=ReplicaId(self._config.name),
-            boot=self._boot,
-            seq=0,
-            base=self._config.base_name,
-            slots=self._config.max_loras,
-            capacity=self._config.max_running,
-            running=self._scheduler.running,
-            waiting=self._scheduler.waiting,
-            pages_total=self._pool.pages,
-            pages_free=self._pool.available,
-            max_model_len=self._scheduler.max_model_len,
-            heartbeat_s=self._config.heartbeat_s,
-            draining=self._draining,
-            merged=None if self._merged is None else self._merged.adapter,
-            adapters=self._adapter_states(),
-            pages_cached=self._pool.cached,
-            pages_adapters=self._cache.pages_used,
-        )
-
-    def _adapter_states(self) -> tuple[AdapterState, ...]:
-        if self._merged is None:
-            return self._cache.states()
-        return (replace(self._merged, running=self._scheduler.running),)
+        return self._draft.report(draining=self._draining)
 
     # --- the thread's own
 
@@ -199,7 +191,9 @@ class EngineLoop:
         """Everything that came in; with nothing to compute, wait for something to come."""
         now = self._clock()
         wait_s = max(self._reports.due() - now, 0.0)
-        wakeup = self._scheduler.next_wakeup(now)
+        wakeup = now if self._pipeline.busy else self._scheduler.next_wakeup(now)
+        if self.adapters.loading:  # on its way to the device, which tells nobody
+            wait_s = min(wait_s, _PAUSE_S)
         if wakeup is not None:
             wait_s = min(wait_s, max(wakeup - now, _PAUSE_S if self._blocked else 0.0))
         try:
@@ -212,21 +206,18 @@ class EngineLoop:
 
     def _work(self) -> None:
         self.adapters.carry_out()
-        self._step_began_at = now = self._clock()
-        drawn: Mapping[str, Drawn] = {}
-        step = self._scheduler.plan(now)
-        progress = self._scheduler.collect()
-        if step is not None:
-            drawn = self._runner.run_with_logprobs(step)
-            tokens = {seq: each.token for seq, each in drawn.items() if each.token >= 0}
-            then = self._clock()
-            progress += self._scheduler.commit(step, tokens, then)
-            self._metrics.step(step, then - now)
+        self._step_began_at = self._clock()
+        turn = self._pipeline.turn()
         self._step_began_at = None
-        self._blocked = step is None and not progress
-        events = [] if step is None else self._prompts(step, drawn)
+        self._blocked = turn.started is None and turn.landed is None and not turn.progress
+        events = []
+        if turn.landed is not None:
+            self._metrics.step(turn.landed, turn.seconds)
+            events = self._prompts(turn.landed, turn.drawn)
         events += [
-            self._event(item, drawn.get(item.seq)) for item in progress if item.seq in self._live
+            self._event(item, turn.drawn.get(item.seq))
+            for item in turn.progress
+            if item.seq in self._live
         ]
         if events:
             self._tell(lambda: self._listener.delivered(events))
@@ -248,7 +239,7 @@ class EngineLoop:
         error: ReplicaError | None = None
         if item.finish is not None:
             del self._live[item.seq]
-            self._metrics.ended(item.finish)
+            self._metrics.ended(item.finish, len(seq.output))
         if item.finish is Finish.ERROR:
             error = self._failure(seq, item.reason, drawn)
         first = item.token is not None and len(seq.output) == 1

@@ -50,6 +50,9 @@ class Metrics:
             "cached_prompt_tokens", "Prompt tokens whose keys were found in cached pages"
         )
         self._sequences = self._counter("sequences", "Sequences that ended, by how", "finish")
+        self._generated = Counter(
+            "vllm:generation_tokens", "Tokens that sequences were given", registry=self.registry
+        )
         for tier in (Tier.HOST, Tier.DISK):
             self._loads.labels(tier.value)
         for tier in (Tier.GPU, Tier.HOST):
@@ -83,7 +86,9 @@ class Metrics:
     def cached(self, tokens: int) -> None:
         self._cached.inc(tokens)
 
-    def ended(self, finish: Finish) -> None:
+    def ended(self, finish: Finish, tokens: int) -> None:
+        """A sequence that was given so many tokens: what the bill is reconciled with."""
+        self._generated.inc(tokens)
         self._sequences.labels(finish.value).inc()
 
     def render(self) -> bytes:

@@ -13,6 +13,7 @@ from gateway.cli import (
     adapter_check,
     adapter_eval,
     apply,
+    bench,
     chat,
     demo,
     events,
@@ -121,6 +122,38 @@ _replicas = _noun("replica-set", "The replicas of a gateway.", "loraplex replica
 _add(_replicas, "list", replica_set.list_all, "loraplex replica-set list --json")
 _add(_replicas, "drain", replica_set.drain, "loraplex replica-set drain replica-1")
 _add(_replicas, "resume", replica_set.resume, "loraplex replica-set resume replica-1")
+
+_benches = _noun(
+    "bench", "Measure the engine's parts on this machine's GPU.", "loraplex bench kernels"
+)
+_add(
+    _benches,
+    "kernels",
+    bench.kernels,
+    "loraplex bench kernels --only 'qkv r16 64' --out kernels.json",
+    **_passed_on,
+)
+_add(
+    _benches,
+    "engine",
+    bench.engine,
+    "loraplex bench engine --concurrency 32,64 --mixes none,distinct --out engine.json",
+    **_passed_on,
+)
+_add(
+    _benches,
+    "residency",
+    bench.residency,
+    "loraplex bench residency --adapters 500 --resident 64",
+    **_passed_on,
+)
+_add(
+    _benches,
+    "agreement",
+    bench.agreement,
+    "loraplex bench agreement --layers 4",
+    **_passed_on,
+)
 
 _add(app, "explain", explain.explain, "loraplex explain --tenant acme --model pirate")
 _add(app, "events", events.events, "loraplex events --limit 50")

@@ -225,6 +225,10 @@ class Dispatcher(Membership):
     # -- questions
 
     @property
+    def fairness_gap(self) -> float:
+        return self._room.gap
+
+    @property
     def queued(self) -> int:
         return len(self._room)
 

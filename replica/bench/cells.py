@@ -186,7 +186,7 @@ class Bed:
 class Work:
     """One cell on its bed, ready to be called."""
 
-    def __init__(self, bed: Bed, cell: Cell, *, calls: int = 320, block: int = 0) -> None:
+    def __init__(self, bed: Bed, cell: Cell, *, calls: int = 320) -> None:
         self.bed, self.cell = bed, cell
         groups, self.index = MODULES[cell.module]
         self.lora = bed.lora(groups)
@@ -209,7 +209,7 @@ class Work:
             self.bytes += (weights + len(used) * (2 * K + 4 * N)) / count
             self.flops += sum(2 * ranks[slot] * per_rank for slot in used) / count
         self.calls = max(4, min(calls, math.ceil(160e6 / max(self.bytes, 1))))
-        self.metas = [self.meta(slots, block) for slots in self.batches]
+        self.metas = [self.meta(slots) for slots in self.batches]
         dice = torch.Generator(device="cuda").manual_seed(7)
         inputs = max(2, min(8, self.calls))
         self.xs = [
@@ -222,8 +222,8 @@ class Work:
         ]
         torch.cuda.synchronize()
 
-    def meta(self, slots: list[int], block: int) -> GatheredMeta:
-        meta = self.lora.meta(self.cell.rows, shared=self.cell.shared, block=block)
+    def meta(self, slots: list[int]) -> GatheredMeta:
+        meta = self.lora.meta(self.cell.rows, shared=self.cell.shared)
         meta.update(torch.tensor(slots, dtype=torch.int32, device="cuda"))
         return meta
 

@@ -1,8 +1,7 @@
 """A closed loop over the engine's own API: scheduler and runner in one process, without HTTP.
 
 `concurrency` requests are in flight, the first of them submitted at once; each that ends is
-replaced until all have run. It drives the engine as `replica.loop` does: one step is under way
-while the next is planned and queued.
+replaced until all have run. Steps go through the replica's own pipeline.
 """
 
 from __future__ import annotations
@@ -10,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any
 
 from replica.core.scheduler import Scheduler
 from replica.core.sequence import Finish
 from replica.core.sequence import Sequence as Request
-from replica.core.step import Step
+from replica.engine.flight import StepRunner
+from replica.pipeline import Pipeline
 
 
 @dataclass(slots=True)
@@ -31,19 +30,18 @@ class Measured:
 
 def closed_loop(
     scheduler: Scheduler,
-    runner: Any,
+    runner: StepRunner,
     requests: Sequence[Request],
     concurrency: int,
     *,
     between: Callable[[], None] = lambda: None,
-    gaps: bool = False,
 ) -> Measured:
-    """`between` is called between two steps: it moves adapters."""
+    """`between` is called between two turns: it moves adapters."""
     measured = Measured()
     waiting = list(reversed(requests))
     sent: dict[str, float] = {}
     told: dict[str, float] = {}
-    flight: tuple[Step, Any] | None = None
+    pipeline = Pipeline(scheduler=scheduler, runner=runner, clock=perf_counter)
     began = before = perf_counter()
     left = len(requests)
     while left:
@@ -53,34 +51,25 @@ def closed_loop(
             sent[request.id] = now
             scheduler.add(request, now)
         between()
-        step = scheduler.plan(now)
-        ended = scheduler.collect()
-        launched = None if step is None else (step, runner.launch(step))
-        if step is not None:
-            scheduler.advance(step)
-        landing, flight = (flight, launched) if runner.overlaps else (launched, None)
-        host = perf_counter() - now
-        if landing is not None:
-            drawn = landing[1].collect()
-            then = perf_counter()
-            tokens = {seq: each.token for seq, each in drawn.items() if each.token >= 0}
-            ended += scheduler.settle(landing[0], tokens, then)
-            rows = landing[0].rows
-            measured.steps.append((then - before, len(rows), landing[0].total_tokens))
+        turn = pipeline.turn()
+        then = perf_counter()
+        if turn.landed is not None:
+            rows = len(turn.landed.rows)
+            measured.steps.append((then - before, rows, turn.landed.total_tokens))
             before = then
-            for item in ended:
-                if item.token is not None:
-                    measured.tokens += 1
-                    if item.seq not in told:
-                        measured.first_s.append(then - sent[item.seq])
-                    elif gaps:
-                        measured.gaps.append(then - told[item.seq])
-                    told[item.seq] = then
-                if item.finish is not None:
-                    assert item.finish is not Finish.ERROR, item.reason
-                    left -= 1
-                    del sent[item.seq], told[item.seq]
-            measured.host_s.append(host + perf_counter() - then)
+        for item in turn.progress:
+            if item.token is not None:
+                measured.tokens += 1
+                if item.seq in told:
+                    measured.gaps.append(then - told[item.seq])
+                else:
+                    measured.first_s.append(then - sent[item.seq])
+                told[item.seq] = then
+            if item.finish is not None:
+                assert item.finish is not Finish.ERROR, item.reason
+                left -= 1
+                del sent[item.seq], told[item.seq]
+        measured.host_s.append(perf_counter() - now - turn.waited)
     measured.wall_s = perf_counter() - began
     measured.texts = {request.id: list(request.output) for request in requests}
     return measured

@@ -31,6 +31,7 @@ from replica.core.scheduler import Scheduler
 from replica.core.sequence import Sampling
 from replica.core.sequence import Sequence as Request
 from replica.engine.cuda.runner import GRAPH_SIZES, CudaRunner
+from replica.engine.flight import Arrival
 from replica.engine.host_adapter import HostAdapter
 from replica.engine.model_config import ModelConfig
 from replica.engine.quantised import Quantization
@@ -105,6 +106,7 @@ class Bench:
             pool=self.pool, cache=self.cache, max_running=max_running,
             max_step_tokens=max_step_tokens, eos_ids=config.eos_token_ids, max_model_len=4096,
         )  # fmt: skip
+        self._loading: list[tuple[Arrival | None, tuple[AdapterId, str, int]]] = []
         self._serial = 0
 
     def _make_adapters(self, dtype: torch.dtype, *, pinned: bool) -> dict[str, HostAdapter]:
@@ -121,14 +123,18 @@ class Bench:
         return hosts
 
     def move_adapters(self) -> None:
-        """What the cache wants; copies are queued behind the steps under way."""
+        """What the cache wants, as `replica.tiers` does it."""
+        for arrival, place in list(self._loading):
+            if arrival is None or arrival.query():
+                self._loading.remove((arrival, place))
+                self.cache.loaded(*place)
         for command in self.cache.poll(0.0):
             if isinstance(command, Load):
                 host, slot = self._hosts[command.adapter], command.slot
-                self.runner.load(slot, host, self.cache.pages_in(slot))
+                arrival = self.runner.load(slot, host, self.cache.pages_in(slot))
                 if command.tier is Tier.DISK:
                     self.cache.read(command.adapter, command.digest)
-                self.cache.loaded(command.adapter, command.digest, slot)
+                self._loading.append((arrival, (command.adapter, command.digest, slot)))
             elif isinstance(command, Evict):
                 self.runner.clear(command.slot)
 
@@ -161,14 +167,13 @@ class Bench:
             case _:
                 raise ValueError(f"no mix {work.mix!r}: there are {', '.join(MIXES)}")
 
-    def run(self, work: Work, seed: int, *, gaps: bool = False) -> Measured:
+    def run(self, work: Work, seed: int) -> Measured:
         return closed_loop(
             self.scheduler,
             self.runner,
             self.requests(work, seed),
             work.concurrency,
             between=self.move_adapters,
-            gaps=gaps,
         )
 
 

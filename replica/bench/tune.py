@@ -42,33 +42,32 @@ def candidates(cell: Cell) -> tuple[list[Shrink], list[Expand]]:
         return _prefill(K, ranks)
     f, tile = 1 if K <= 8192 else 2, min(16, cell.max_rank)
     rows = Shrink(True, 1024 * f, tile)
-    dots = Shrink(False, 1024 * f, ranks, 128)
-    by_row = [rows, replace(rows, warps=8)]
-    by_chunk = [dots, replace(dots, stages=4), replace(dots, TR=16, BKI=256)]
+    dots = Shrink(False, 1024 * f, ranks, 128, stages=4)
+    by_chunk = [dots, replace(dots, stages=6), replace(dots, TR=16, BKI=256)]
     wide = Expand(True, 1024, tile)
-    dot = Expand(False, 1024, BN=128)
+    dot = Expand(False, 1024, BN=128, stages=6)
     wides = [wide, replace(wide, WIDE=512, warps=2), replace(wide, WIDE=256, warps=1)]
-    if ranks > 16 and cell.rows <= 32:
-        wides.append(Expand(True, 256, ranks, warps=8))
+    if ranks > 16 and cell.rows <= 8:
+        wides += [Expand(True, 256, 32, warps=1), Expand(True, 256, 32, warps=2)]
     if ranks == 32:
         wides.append(Expand(True, 512, ranks, warps=2))
-    narrow = [replace(dot, WIDE=w, BN=n) for w, n in ((1024, 256), (512, 256), (256, 256))]
-    by_dot = [dot, *narrow, replace(dot, WIDE=512), replace(dot, stages=4)]
+    by_dot = [dot, replace(dot, WIDE=512), replace(dot, WIDE=512, stages=4)]
+    by_dot += [replace(dot, WIDE=w, BN=256, stages=4) for w in (1024, 512, 256)]
     if cell.rows <= 8:
-        return by_row, wides
+        return [rows, replace(rows, warps=8)], wides
     if cell.shared or cell.rows > 128:
-        return by_chunk + by_row[:1], by_dot + wides[:1]
-    return by_row + by_chunk, wides + by_dot[:2]
+        return by_chunk, [*by_dot, wide]
+    return [rows, replace(rows, warps=8), *by_chunk[:2]], [*wides, by_dot[0], by_dot[3]]
 
 
 def _prefill(K: int, ranks: int) -> tuple[list[Shrink], list[Expand]]:
     base = Shrink(False, K // 4, ranks, 64, stages=4, reduce=True, pdl=False)
     shrinks = [base, replace(base, BKI=128), replace(base, BK=K // 8)]
-    shrinks += [replace(base, BK=K // 2), replace(base, BKI=128, stages=3, reduce=False)]
-    shrinks.append(replace(base, BK=K // 8, BKI=128, stages=3))
+    shrinks += [replace(base, BKI=128, stages=3, reduce=False)]
+    shrinks += [replace(base, BK=K // 8, BKI=128, stages=3), replace(base, stages=6)]
     wide = Expand(False, 1024, BN=128, pdl=False)
-    expands = [wide, replace(wide, WIDE=512), replace(wide, WIDE=512, BN=256)]
-    expands += [replace(wide, WIDE=2048), replace(wide, stages=4), replace(wide, pdl=True)]
+    expands = [wide, replace(wide, WIDE=512), replace(wide, WIDE=2048)]
+    expands += [replace(wide, stages=4), replace(wide, WIDE=512, stages=4), replace(wide, pdl=True)]
     return shrinks, expands
 
 
@@ -86,10 +85,10 @@ def cells() -> list[Cell]:
             for rows in tiling.ROW_CLASSES:
                 for mix in ("distinct", "zipf", "same")[: 3 if rows > 1 else 1]:
                     found.append(Cell(module, rank, rows, mix))
-        for rows in (1, 8, 32, 64, 128, 256):
-            found += [Cell(module, 64, rows, mix) for mix in ("distinct", "zipf")[: 1 + (rows > 8)]]
+        for rows in (1, 32, 64, 256):
+            found += [Cell(module, 64, rows, mix) for mix in ("distinct", "zipf")[: 1 + (rows > 1)]]
         for rank in (8, 32):
-            found += [Cell(module, rank, rows, "distinct") for rows in (1, 8, 32, 64, 128, 256)]
+            found += [Cell(module, rank, rows, "distinct") for rows in (8, 64, 128, 256)]
             found.append(Cell(module, rank, 2048, "16x128"))
         for rank in (16, 64, "mixed"):
             found += [Cell(module, rank, 2048, mix) for mix in ("4x512", "16x128", "1x2048")]
@@ -107,12 +106,12 @@ class _NoAdapter:
         self.sections = torch.zeros((*shape, 2, tiles(max_rank)), dtype=torch.int64, device="cuda")
 
 
-def _compile(job: tuple[str, int, int, bool, int, Tiling]) -> None:
+def _compile(job: tuple[str, int, int, bool, Tiling]) -> None:
     """Into Triton's cache on disk; a launch of no rows with an adapter runs nothing."""
-    module, max_rank, rows, shared, block, cut = job
+    module, max_rank, rows, shared, cut = job
     groups, index = MODULES[module]
     lora = GatheredLora(_NoAdapter(max_rank), groups, max_rank)
-    meta = lora.meta(rows, shared=shared, block=block)
+    meta = lora.meta(rows, shared=shared)
     group = groups[index]
     x, y = (
         torch.zeros(rows, width, dtype=torch.bfloat16, device="cuda")
@@ -123,31 +122,20 @@ def _compile(job: tuple[str, int, int, bool, int, Tiling]) -> None:
 
 
 def compile_all(todo: Sequence[Cell], processes: int) -> None:
-    jobs = {
-        (c.module, c.max_rank, c.rows, c.shared, block, cut)
-        for c in todo
-        for cut in pairs(c)
-        for block in blocks(c)
-    }
+    jobs = {(c.module, c.max_rank, c.rows, c.shared, cut) for c in todo for cut in pairs(c)}
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=spawn) as pool:
         list(pool.map(_compile, sorted(jobs, key=str), chunksize=4))
 
 
-def blocks(cell: Cell) -> tuple[int, ...]:
-    """Rows of a chunk to try; 0 is the default."""
-    return (32, 64) if cell.prefill else (0,)
-
-
-def measure(bed: Bed, cell: Cell, calls: int = 96) -> Iterator[tuple[int, Tiling, float]]:
-    """Block, tiling and time of those that are right; one that is not is an error of ours."""
-    for block in blocks(cell):
-        work = Work(bed, cell, calls=calls, block=block)
-        for cut in pairs(cell):
-            if (error := work.error(cut)) < TOLERANCE:
-                yield block, cut, microseconds(partial(_call, work, cut), work.calls)
-            else:
-                print(f"WRONG {cell.name()} {block} {cut}: {error:.2g}", flush=True)
+def measure(bed: Bed, cell: Cell, calls: int = 96) -> Iterator[tuple[Tiling, float]]:
+    """The tilings that are right, and their times; one that is not is an error of ours."""
+    work = Work(bed, cell, calls=calls)
+    for cut in pairs(cell):
+        if (error := work.error(cut)) < TOLERANCE:
+            yield cut, microseconds(partial(_call, work, cut), work.calls)
+        else:
+            print(f"WRONG {cell.name()} {cut}: {error:.2g}", flush=True)
 
 
 def _call(work: Work, cut: Tiling, i: int) -> None:
@@ -165,7 +153,7 @@ def table_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
             times = {
                 json.dumps(cut[side]): time_
                 for cut, time_ in row["times"]
-                if json.dumps(cut[other]) == partners[other] and cut["block"] == row["block"]
+                if json.dumps(cut[other]) == partners[other]
             }
             for cut, time_ in times.items():
                 sides[key, side][cut].append(time_ / min(times.values()))
@@ -201,11 +189,10 @@ def main() -> None:
             bed = None
             bed = Bed(cell.rank)
         times = list(measure(bed, cell))
-        best = min(times, key=lambda each: each[2])
+        best = min(times, key=lambda each: each[1])
         found["cells"].append(
             {"module": cell.module, "rank": cell.rank, "rows": cell.rows, "mix": cell.mix,
-             "block": best[0],
-             "times": [(asdict(c) | {"block": block}, t) for block, c, t in times]}
+             "times": [(asdict(cut), time_) for cut, time_ in times]}
         )  # fmt: skip
         print(cell.name(), *best, flush=True)
         options.raw.write_text(json.dumps(found))

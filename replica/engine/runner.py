@@ -20,6 +20,7 @@ from replica.core.step import Row, Step
 from replica.engine import kernels
 from replica.engine.arena import Arena
 from replica.engine.attention import AttentionPlan
+from replica.engine.flight import Landed
 from replica.engine.host_adapter import HostAdapter
 from replica.engine.model import Batch, Model
 from replica.engine.quantised import Quantization
@@ -33,6 +34,8 @@ _SCORED_AT_ONCE: Final = 64
 
 
 class Runner:
+    overlaps: Final = False
+
     def __init__(
         self,
         *,
@@ -90,6 +93,10 @@ class Runner:
         finite or whose grammar gave up: that sequence must end with an error; its neighbours are
         untouched."""
         return {seq: drawn.token for seq, drawn in self.run_with_logprobs(step).items()}
+
+    def launch(self, step: Step) -> Landed:
+        """Run the step, and have its results ready."""
+        return Landed(self.run_with_logprobs(step))
 
     def run_with_logprobs(self, step: Step) -> dict[str, Drawn]:
         """The same with log-probabilities where `sampling.logprobs` asks for them.

@@ -39,6 +39,7 @@ class Linear:
         if isinstance(W, Fp8Matrix):
             scales = W.scales.t().contiguous()
             return cls(W.values.t(), scales, bias, torch.ones_like(scales[0, 0]))
+        assert isinstance(W, Tensor), "packed for CPUs"
         return cls(W, None, bias)
 
     @property

@@ -57,7 +57,11 @@ class CudaModel:
     def __init__(self, weights: BaseWeights, *, positions: int) -> None:
         """`positions` is how many a sequence may have."""
         self.config: ModelConfig = weights.config
-        self._embed, self._norm, self._head = weights.embed, weights.norm, weights.head
+        self._embed, self._norm = weights.embed, weights.norm
+        assert isinstance(weights.head, Tensor), (
+            "the head is not quantised, and packed for CPUs only"
+        )
+        self._head = weights.head
         config = weights.config
         self._layers = tuple(
             _Layer(

@@ -87,8 +87,7 @@ def rotate(
     eps: float,
 ) -> None:
     """product [tokens, (heads + 2 kv_heads) d], whose q are overwritten; kv [pages, 2, page_tokens,
-    kv_heads, d], one layer's view of the pool; rotation [positions, d] float32: cosines, then sines.
-    """
+    kv_heads, d], one layer's view of the pool; rotation [positions, d] as `rotations` makes it."""
     _, _, page, kv_heads, d = kv.shape
     qkv = product.raw
     total = qkv.shape[1] // d

@@ -27,11 +27,13 @@ from replica.engine.cuda.adapters import Adapters, Mix
 from replica.engine.cuda.flight import Flight
 from replica.engine.cuda.graphs import Graphs
 from replica.engine.cuda.greedy import greedy
+from replica.engine.cuda.loader import Loader
 from replica.engine.cuda.model import Batch, CudaModel
 from replica.engine.cuda.places import Places
 from replica.engine.cuda.prefill import tokens_a_block
 from replica.engine.cuda.seats import Seats
 from replica.engine.cuda.staging import Staging
+from replica.engine.flight import Arrival
 from replica.engine.host_adapter import HostAdapter
 from replica.engine.sampler import NO_TOKEN, Drawn, draw, score
 from replica.engine.weights import BaseWeights
@@ -67,6 +69,7 @@ class CudaRunner:
             config=config, pages=pages, page_tokens=page_tokens, slots=slots, max_rank=max_rank,
             dtype=dtype, device=device,
         )  # fmt: skip
+        self._loader = Loader(self.arena)
         self._adapters = Adapters(self.arena, max_rank) if slots else None
         self._seats = Seats(seats=2 * max_running, pages=-(-max_model_len // page_tokens))
         self._staging = Staging(
@@ -96,12 +99,15 @@ class CudaRunner:
         """How many pages `load` wants for it."""
         return self.arena.pages_of(adapter)
 
-    def load(self, slot: int, adapter: HostAdapter, pages: Sequence[int]) -> None:
-        """Put an adapter into pages it owns and name them in a slot, replacing what was there."""
-        self.arena.place(slot, adapter, pages)
+    def load(self, slot: int, adapter: HostAdapter, pages: Sequence[int]) -> Arrival | None:
+        """Begin to put an adapter into pages it owns and name them in a slot."""
+        with torch.inference_mode():
+            return self._loader.load(slot, adapter, pages)
 
     def clear(self, slot: int) -> None:
-        self.arena.clear(slot)
+        """Empty a slot. A row that names it afterwards is the scheduler's error."""
+        with torch.inference_mode():
+            self.arena.clear(slot)
 
     def launch(self, step: Step) -> Flight:
         """Queue the step. Rows that take the likeliest token wait for nothing; where there are

@@ -42,7 +42,7 @@ class Staging:
         return [whole[place : place + len(each)] for place, each in zip(places, lists, strict=True)]
 
     def send(
-        self, columns: Sequence[Sequence[int] | np.ndarray], to: Tensor | None = None
+        self, columns: Sequence[Sequence[int] | np.ndarray] | np.ndarray, to: Tensor | None = None
     ) -> Tensor:
         """Equally long columns, one after another: [columns, length] on the device, or in `to`."""
         turn = self._turn = (self._turn + 1) % _ROUND

@@ -32,7 +32,6 @@ from replica.engine.kernels.tiling import Shrink, Tiling
 from replica.engine.model_config import Group
 from replica.engine.sections import TILE
 
-PREFILL_BLOCK: Final = 64
 DECODE_BLOCK: Final = 16
 SHARED: Final = 8
 """Rows an adapter, on average, from which a step's rows share adapters."""
@@ -64,11 +63,10 @@ class GatheredLora:
         self._scratch: dict[str, Tensor] = {}
         self._kept: list[Tensor] = []
 
-    def meta(self, rows: int, *, shared: bool = False, block: int = 0) -> GatheredMeta:
+    def meta(self, rows: int, *, shared: bool = False) -> GatheredMeta:
         """Buffers for steps of `rows` rows. `shared` says that adapters have SHARED rows or more
         and chooses kernels for it; any mix is served rightly either way."""
-        if not block:
-            block = DECODE_BLOCK if tiling.row_class(rows) else PREFILL_BLOCK
+        block = DECODE_BLOCK if tiling.row_class(rows) else 32 if self._tiles < 4 else 64
         launched = _programs(rows, block, shared)
         meta = GatheredMeta.empty(
             rows, self._ranks, self._tiles, block=block, shared=shared, launched=launched

@@ -135,8 +135,19 @@ class GatheredMeta:
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=ranks.device)
 
-        lists = [zeros(rows * n, RECORD) for n in (1, tiles, 1, tiles)]
-        return cls(rows, block, shared, launched, ranks, zeros(rows), *lists, zeros(3, rows))
+        return cls(
+            rows=rows,
+            block=block,
+            shared=shared,
+            launched=launched,
+            ranks=ranks,
+            order=zeros(rows),
+            singles=zeros(rows, RECORD),
+            single_tiles=zeros(rows * tiles, RECORD),
+            chunks=zeros(rows, RECORD),
+            chunk_tiles=zeros(rows * tiles, RECORD),
+            runs=zeros(3, rows),
+        )
 
     @property
     def widest(self) -> int:

@@ -94,11 +94,12 @@ def table(device: str) -> dict[str, Tiling]:
 
 
 def choose(device: str, group: Group, tiles: int, max_rank: int, rows: int, shared: bool) -> Tiling:
-    lines = table(device)
-    rank, limit = rank_class(tiles, max_rank), row_class(rows)
-    for sharing in (shared, not shared):
-        if line := lines.get(key(group, rank, limit, sharing)):
-            return line
+    """The table's line for these rows, or for the next more that it has."""
+    lines, rank, least = table(device), rank_class(tiles, max_rank), row_class(rows)
+    for limit in [each for each in ROW_CLASSES if each >= least] if least else [0]:
+        for sharing in (shared, False):
+            if line := lines.get(key(group, rank, limit, sharing)):
+                return line
     return default(group.in_features, tiles, max_rank, rows, shared)
 
 
