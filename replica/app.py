@@ -23,7 +23,7 @@ from replica.core.pages import PagePool
 from replica.core.scheduler import Scheduler
 from replica.edge import edge
 from replica.engine.adapter_store import AdapterFolder, BadAdapter, HostAdapter
-from replica.engine.choice import runner_on
+from replica.engine.choice import read_for, runner_on
 from replica.engine.model_config import ModelConfig
 from replica.engine.quantised import Quantization
 from replica.engine.sections import require_fit
@@ -34,7 +34,7 @@ from replica.intake import Intake
 from replica.loop import Engine, EngineLoop
 from replica.metrics import Metrics
 from replica.origin import source_of
-from replica.source import Source
+from replica.source import CopiedFrom, Source
 from replica.text import Vocabulary
 from replica.watch import StoreWatch
 from shared.clock import monotonic
@@ -221,7 +221,7 @@ def _engine(
         cache=cache,
         pool=pool,
         runner=runner,
-        source=source,
+        source=CopiedFrom(source, read_for(config.device, source.read)),
         readers=readers,
         downloads=downloads,
     )

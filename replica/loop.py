@@ -90,6 +90,7 @@ class EngineLoop:
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.adapters = Adapters(
             base_name=config.base_name,
+            slots=config.max_loras,
             cache=engine.cache,
             runner=engine.runner,
             canary=Canary(runner=engine.runner, pool=engine.pool),
@@ -160,9 +161,9 @@ class EngineLoop:
 
     def drop(self, seq_id: str) -> None:
         """Nobody waits for it any more; harmless when it has ended."""
-        if self._live.pop(seq_id, None) is not None:
+        if (seq := self._live.pop(seq_id, None)) is not None:
             self._scheduler.abort(seq_id, Finish.ABORT, self._clock())
-            self._metrics.ended(Finish.ABORT)
+            self._metrics.ended(Finish.ABORT, len(seq.output))
 
     def drain(self, on: bool) -> None:
         self._draining = on
@@ -239,7 +240,7 @@ class EngineLoop:
         error: ReplicaError | None = None
         if item.finish is not None:
             del self._live[item.seq]
-            self._metrics.ended(item.finish)
+            self._metrics.ended(item.finish, len(seq.output))
         if item.finish is Finish.ERROR:
             error = self._failure(seq, item.reason, drawn)
         first = item.token is not None and len(seq.output) == 1

@@ -26,7 +26,7 @@ from replica.engine.adapter_store import BadAdapter, HostAdapter
 from replica.engine.flight import Arrival, StepRunner
 from replica.metrics import Metrics
 from replica.rates import Rates
-from replica.remote_folder import PASSING
+from replica.source import PASSING
 from shared.clock import Clock
 from shared.ids import AdapterId
 from shared.messages import Tier
@@ -141,8 +141,10 @@ class Tiers:
                 self.fetch(version)
 
     def fetch(self, version: Version) -> None:
-        """Bring a copy to host memory ahead of its use."""
-        if version not in self._copies and version not in self._reading:
+        """Bring a copy to host memory ahead of its use; one that is there counts as used now."""
+        if version in self._copies:
+            self._cache.read(*version)
+        elif version not in self._reading:
             self._ahead[version] = None
             self._read_ahead()
 

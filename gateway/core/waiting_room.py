@@ -115,6 +115,18 @@ class WaitingRoom:
         self._queue.remove(request)
         return True
 
+    # -- several gateways
+
+    def take_served(self) -> dict[TenantId, float]:
+        """What each tenant really cost since this was last asked."""
+        return self._queue.take_served()
+
+    def running(self) -> dict[TenantId, float]:
+        return self._queue.running()
+
+    def served_elsewhere(self, tenant: TenantId, served: float, running: float) -> None:
+        self._queue.served_elsewhere(tenant, served, running)
+
     # -- passing over
 
     def stuck(self, ticket: Ticket) -> bool:
