@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import time
 from pathlib import Path
 from typing import Literal
 
@@ -23,6 +24,10 @@ class ListenConfig(Settings):
     """A request's head, once begun, must be complete in this time; else 408."""
     body_timeout_s: float = Field(60, gt=0)
     """A request's body must be complete this long after its head; else 408."""
+    failed_keys_per_min: int = Field(30, ge=1)
+    """Wrong API keys an address may send; after that all it sends gets 429 for a while."""
+    client_ip_header: str = ""
+    """Header in which a trusted proxy names the client, as `x-forwarded-for`; empty: none."""
     keepalive_s: float = Field(75, gt=0)
     """A connection without a request is closed after this time; keep it above your proxy's."""
 
@@ -69,6 +74,10 @@ class ReplicaEntry(Settings):
 class QuotaConfig(Settings):
     local_share: float = Field(1.0, gt=0, le=1)
     """Share of each limit this gateway grants by itself while the store is away: 1 / gateways."""
+    lease_s: float = Field(30.0, ge=1)
+    """A killed gateway's running requests leave their tenant's concurrency after this time."""
+    shadow: bool = False
+    """true: limits are decided, counted in metrics and told in headers, and refuse nothing."""
 
 
 class FleetConfig(Settings):
@@ -86,7 +95,9 @@ class RouterConfig(Settings):
     load_factor: float = Field(1.25, ge=1)
     """c of bounded-load hashing: no replica above c times the mean in flight..."""
     load_floor: int = Field(8, ge=1)
-    """...but never below this many: a bound on an idle fleet buys nothing and costs loads."""
+    """...but never below this many: a bound on an idle fleet buys nothing and costs loads..."""
+    load_floor_share: float = Field(0.5, ge=0, le=1)
+    """...and never below this share of a replica's own places."""
     vnodes: int = Field(128, ge=1)
     """Points a replica has on the ring."""
     service_s: float = Field(0.05, gt=0)
@@ -99,6 +110,48 @@ class RouterConfig(Settings):
     """Cost of one step along the ring away from home, so that ties go home."""
 
 
+class ScheduledAdapters(Settings):
+    adapters: tuple[str, ...] = Field(min_length=1)
+    """Adapters that will be asked for..."""
+    start: time
+    """...every day from this time (HH:MM, UTC; they are brought a little before)..."""
+    end: time
+    """...until this one; an earlier one than `start` is the next day's."""
+    rate_per_s: float = Field(gt=0)
+    """...so often, each: what their share of host memory and owners follows from."""
+
+
+class PlacementConfig(Settings):
+    enabled: bool = True
+    """Bring adapters to their owners' host memory ahead of traffic; off: requests bring them."""
+    interval_s: float = Field(1, gt=0)
+    """Time between two plans of who should hold what."""
+    half_life_s: float = Field(300, gt=0)
+    """An adapter's popularity halves in this time."""
+    host_share: float = Field(0.9, gt=0, le=1)
+    """Share of each replica's host memory that is planned; the rest is what requests bring."""
+    grow_share: float = Field(0.5, gt=0, le=1)
+    """An adapter that needs more than this share of a replica's places gets another owner..."""
+    cool_s: float = Field(60, ge=0)
+    """...and loses it when it has needed fewer for this long."""
+    spares: int = Field(8, ge=0, le=32)
+    """Most further owners of an adapter while host memory lasts: a spill finds it warm there."""
+    ahead_max: int = Field(16, ge=1)
+    """Orders to one replica that may be under way at once."""
+    retry_s: float = Field(2, gt=0)
+    """An order that had no effect is repeated after this, then after twice as long, and so on..."""
+    attempts: int = Field(5, ge=1)
+    """...at most this often in a row."""
+    keep_s: float = Field(10, gt=0)
+    """A replica is told at least this often what to keep in host memory."""
+    lead_s: float = Field(30, ge=0)
+    """Scheduled adapters are brought this long before their time."""
+    handover_s: float = Field(30, ge=0)
+    """A replica that is drained serves until others have its adapters, but no longer than this."""
+    schedule: tuple[ScheduledAdapters, ...] = ()
+    """Adapters known to be wanted at some time of day, as {adapters, start, end, rate_per_s}."""
+
+
 class QueueConfig(Settings):
     per_tenant_max: int = Field(256, ge=1)
     """Requests one tenant may have waiting; the next is refused with 429."""
@@ -108,7 +161,7 @@ class QueueConfig(Settings):
     """Fair-queue cost of an input token."""
     output_weight: float = Field(2, gt=0)
     """Fair-queue cost of an output token."""
-    warm_wait_s: float = Field(0.05, ge=0)
+    warm_wait_s: float = Field(0.5, ge=0)
     """How long a request may wait for a replica that has its adapter while others pass it."""
 
 
@@ -133,6 +186,9 @@ class ForwardConfig(Settings):
     """After SIGTERM running streams get this long."""
     default_max_tokens: int = Field(256, ge=1)
     """Output tokens reserved for a request that names no limit."""
+    share_prefixes: bool = False
+    """Let tenants share cached prompts of a model. It saves work where many send the same system
+    prompt, and each can tell from `cached_tokens` what others have sent."""
 
 
 class HealthConfig(Settings):
@@ -161,6 +217,7 @@ class GatewayConfig(Settings):
     quota: QuotaConfig = QuotaConfig()
     fleet: FleetConfig = FleetConfig()
     router: RouterConfig = RouterConfig()
+    placement: PlacementConfig = PlacementConfig()
     queue: QueueConfig = QueueConfig()
     forward: ForwardConfig = ForwardConfig()
     health: HealthConfig = HealthConfig()

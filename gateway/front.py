@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, cast
 
 from gateway.config import ListenConfig
@@ -66,6 +67,10 @@ class Call(Protocol):
         ...
 
 
+class Begun(Protocol):
+    def cancel(self) -> Any: ...
+
+
 Serve = Callable[[Call, Reply], Coroutine[Any, Any, None]]
 
 
@@ -80,15 +85,20 @@ class Head(NamedTuple):
 class Plain:
     """A plain request, whole."""
 
-    __slots__ = ("_body", "header", "passed", "path")
+    __slots__ = ("body", "header", "passed", "path")
 
     def __init__(self, head: Head, body: bytes) -> None:
         self.path, fields, self.passed = head
         self.header = fields.get
-        self._body = body
+        self.body = body
 
     async def read(self) -> bytes:
-        return self._body
+        return self.body
+
+
+Short = Callable[[Plain, Reply, Callable[[], None], Callable[[], Begun]], Begun | None]
+"""Begins a completion that can do without a task, and calls back when the reply is out, or to
+begin it otherwise; None: it cannot (gateway/passage.py)."""
 
 
 def plain_head(head: bytes) -> tuple[Head, int] | None:
@@ -138,6 +148,7 @@ class Front(asyncio.Protocol):
     def __init__(
         self,
         serve: Serve,
+        short: Short,
         otherwise: Callable[[], asyncio.Protocol],
         *,
         limits: ListenConfig,
@@ -145,6 +156,7 @@ class Front(asyncio.Protocol):
         open_ones: set[Front],
     ) -> None:
         self._serve = serve
+        self._short = short
         self._otherwise = otherwise
         self._limits = limits
         self._stall_s = stall_s
@@ -153,13 +165,14 @@ class Front(asyncio.Protocol):
         self.transport: asyncio.Transport
         self.writing_paused = False
         self._drained: asyncio.Future[None] | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._begun: Begun | None = None
         self._reply: Reply | None = None  # that is under way
         self._buffer = bytearray()  # what has come and is not answered yet
         self._head: Head | None = None  # of a request whose body is not whole
         self._body = slice(0, 0)  # where its body is in the buffer, once it has come
         self._idle_since = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
+        self._gathering: asyncio.TimerHandle | None = None  # while a body is not whole
 
     # asyncio.Protocol ---------------------------------------------------------------------------
 
@@ -170,10 +183,10 @@ class Front(asyncio.Protocol):
         self._timer = self._loop.call_later(self._limits.keepalive_s, self._look)
 
     def data_received(self, data: bytes) -> None:
-        if self._task is None and not self._buffer:
+        if self._begun is None and not self._buffer:
             return self._take(data)
         self._buffer += data
-        if self._task is None:
+        if self._begun is None:
             self._take_buffer()
         elif len(self._buffer) > _AHEAD_BYTES_MAX:
             self.transport.pause_reading()
@@ -186,8 +199,8 @@ class Front(asyncio.Protocol):
         self._forget()
         if self._drained is not None and not self._drained.done():
             self._drained.set_exception(ConnectionResetError("the client has left"))
-        if self._task is not None:  # that is how everything behind learns of it
-            self._task.cancel()
+        if self._begun is not None:  # that is how everything behind learns of it
+            self._begun.cancel()
 
     def pause_writing(self) -> None:
         self.writing_paused = True
@@ -222,7 +235,7 @@ class Front(asyncio.Protocol):
         self._head, self._body = head, slice(at, at + length)
         self._take_buffer()
         if self._head is not None:
-            self._loop.call_later(_GATHER_S, self._late, self._head)
+            self._gathering = self._loop.call_later(_GATHER_S, self._hand_over)
 
     def _take_buffer(self) -> None:
         head, its = self._head, self._body
@@ -234,26 +247,39 @@ class Front(asyncio.Protocol):
             body = bytes(self._buffer[its])
             del self._buffer[: its.stop]
             self._head = None
+            if self._gathering is not None:  # it could not tell the next request from its own
+                self._gathering.cancel()
             self._begin(head, body)
 
     def _begin(self, head: Head, body: bytes) -> None:
         reply = self._reply = Reply(self, chunked=True, keep_alive=True, stall_s=self._stall_s)
-        # Not `spawn`: the reference is here, and `serve` tells of every crash itself.
-        self._task = self._loop.create_task(self._run(Plain(head, body), reply))
+        call = Plain(head, body)
+        otherwise = partial(self._serve_slowly, call, reply)
+        self._begun = self._short(call, reply, self._over, otherwise) or otherwise()
 
-    async def _run(self, call: Call, reply: Reply) -> None:
-        try:
-            await self._serve(call, reply)
-        finally:
-            self._task = self._reply = None
-            self._idle_since = self._loop.time()
-            if not reply.reusable:
-                self.transport.close()
-        if self._buffer and not self.transport.is_closing():
+    def _serve_slowly(self, call: Plain, reply: Reply) -> asyncio.Task[None]:
+        # Not `spawn`: the reference is here, and `serve` tells of every crash itself.
+        self._begun = task = self._loop.create_task(self._serve(call, reply))
+        task.add_done_callback(self._served)
+        return task
+
+    def _served(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            task.exception()  # only that the client has left, which we know
+        self._over()
+
+    def _over(self) -> None:
+        """The reply is out."""
+        reply, self._begun, self._reply = self._reply, None, None
+        self._idle_since = self._loop.time()
+        if reply is not None and not reply.reusable:
+            self.transport.close()
+        elif self._buffer and not self.transport.is_closing():
             self.transport.resume_reading()
             self._take_buffer()
 
-    def _hand_over(self, data: bytes) -> None:
+    def _hand_over(self, data: bytes | None = None) -> None:
+        data = bytes(self._buffer) if data is None else data
         self._forget()
         other = self._otherwise()
         self.transport.set_protocol(other)
@@ -262,14 +288,10 @@ class Front(asyncio.Protocol):
 
     # Time ---------------------------------------------------------------------------------------
 
-    def _late(self, head: Head) -> None:
-        if self._head is head:
-            self._hand_over(bytes(self._buffer))
-
     def _look(self) -> None:
         """Close a connection on which nothing has come for long; armed once, re-armed lazily."""
         left_s = self._idle_since + self._limits.keepalive_s - self._loop.time()
-        if self._task is not None or self._head is not None:
+        if self._begun is not None or self._head is not None:
             left_s = self._limits.keepalive_s
         if left_s > 0:
             self._timer = self._loop.call_later(left_s, self._look)
@@ -278,6 +300,6 @@ class Front(asyncio.Protocol):
 
     def _forget(self) -> None:
         self._open_ones.discard(self)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        for timer in (self._timer, self._gathering):
+            if timer is not None:
+                timer.cancel()

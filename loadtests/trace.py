@@ -26,6 +26,7 @@ class Arrival:
     adapter: AdapterId | None  # None: the base model
     prompt_tokens: int
     output_tokens: int
+    session: str | None = None  # requests of one conversation, in order
 
 
 Trace = tuple[Arrival, ...]
@@ -50,7 +51,14 @@ def read(path: Path) -> Trace:
 
 
 def encode(trace: Iterable[Arrival]) -> bytes:
-    return b"".join(orjson.dumps(asdict(a), option=orjson.OPT_APPEND_NEWLINE) for a in trace)
+    return b"".join(orjson.dumps(_row(a), option=orjson.OPT_APPEND_NEWLINE) for a in trace)
+
+
+def _row(arrival: Arrival) -> dict[str, Any]:
+    row = asdict(arrival)
+    if arrival.session is None:
+        del row["session"]
+    return row
 
 
 def decode(data: bytes) -> Trace:
@@ -85,6 +93,9 @@ def _arrival(number: int, line: bytes) -> Arrival:
     tenant = raw.get("tenant")
     if not isinstance(tenant, str) or not tenant:
         raise BadTrace(f"{number}: tenant: a name; got {tenant!r}")
+    session = raw.get("session")
+    if session is not None and (not isinstance(session, str) or not session):
+        raise BadTrace(f"{number}: session: a name, or nothing; got {session!r}")
     at_s = raw.get("at_s")
     if not isinstance(at_s, int | float) or isinstance(at_s, bool) or at_s < 0:
         raise BadTrace(f"{number}: at_s: seconds from the start, at least 0; got {at_s!r}")
@@ -94,6 +105,7 @@ def _arrival(number: int, line: bytes) -> Arrival:
         adapter=None if adapter is None else AdapterId(adapter),
         prompt_tokens=_count(number, raw, "prompt_tokens"),
         output_tokens=_count(number, raw, "output_tokens"),
+        session=session,
     )
 
 

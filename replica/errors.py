@@ -77,6 +77,21 @@ class UnknownModel(ReplicaError):
         return model_not_found(self._model)
 
 
+class OnlyMerged(ReplicaError):
+    """This replica's one adapter is part of its base, so base and other adapters are not here."""
+
+    status = 404
+    type = INVALID_REQUEST
+    code = "model_not_found"
+
+    def __init__(self, model: str, merged: str) -> None:
+        super().__init__(
+            f"This replica has the adapter `{merged}` merged into its base and serves nothing "
+            f"else; ask another replica for `{model}`.",
+            param="model",
+        )
+
+
 class UnknownAdapter(ReplicaError):
     """An operator named an adapter that is not here."""
 

@@ -15,6 +15,25 @@ from gateway.cli.extra import require_replica
 
 def kernels(context: typer.Context) -> None:
     """The gathered-LoRA kernels by cell, beside floors and peers; `--help` lists the options."""
+    _become("kernels", context)
+
+
+def engine(context: typer.Context) -> None:
+    """The whole engine's tokens a second, beside vLLM's on the same work; `--help` has options."""
+    _become("engine", context)
+
+
+def residency(context: typer.Context) -> None:
+    """Many adapters on the pages of a few, against all of them resident; `--help` has options."""
+    _become("residency", context)
+
+
+def agreement(context: typer.Context) -> None:
+    """The GPU's logits against the CPU's in float32, alone and mixed; `--help` has options."""
+    _become("agreement", context)
+
+
+def _become(program: str, context: typer.Context) -> None:
     require_replica()
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "replica.bench.kernels", *context.args])
+    os.execv(sys.executable, [sys.executable, "-m", f"replica.bench.{program}", *context.args])

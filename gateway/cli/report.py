@@ -68,7 +68,7 @@ def explained(found: Row) -> list[Row]:
                 f"{name}_ms": None
                 if one[f"{name}_s"] is None
                 else round(1000 * one[f"{name}_s"], 1)
-                for name in ("queue", "load", "slot", "hop", "expected")
+                for name in ("queue", "load", "slot", "hop", "crowd", "cold", "expected")
             },
             "verdict": "chosen" if one["replica"] == found["chosen"] else one["refused"] or "",
         }
@@ -105,9 +105,9 @@ def quotas(fleet: Fleet, answers: Sequence[Answer]) -> str:
                 {
                     "tenant": tenant,
                     "requests_left": said[tenant].requests_left,
-                    "now": left(now["requests"]),
+                    "now": left(now["limits"], "requests"),
                     "tokens_left": said[tenant].tokens_left,
-                    "now ": left(now["tokens"]),
+                    "now ": left(now["limits"], "tokens"),
                 }
             )
     return _titled("What each tenant had left of its minute, and has now", rows)

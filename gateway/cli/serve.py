@@ -1,7 +1,7 @@
-"""`loraplex gateway …` and `loraplex replica …`: the processes themselves, options and all.
+"""`loraplex gateway …`, `replica …`, `trace …`, `lesson …`, `simulate …`: other programs.
 
-They replace this process, so that a supervisor's signals and exit codes are theirs, and their own
-`--help` is what one reads.
+Each is a package's own program, which the gateway must not import. They replace this process, so
+that a supervisor's signals and exit codes are theirs, and their own `--help` is what one reads.
 """
 
 from __future__ import annotations
@@ -28,6 +28,21 @@ def replica(context: typer.Context) -> None:
     if not _ONLY_PRINTS.intersection(context.args):
         require_replica()
     _become("replica", context.args)
+
+
+def trace(context: typer.Context) -> None:
+    """Make, convert and describe traces; `loraplex trace --help` lists how."""
+    _become("loadtests", ["trace", *context.args])
+
+
+def lesson(context: typer.Context) -> None:
+    """The two worked examples of the field's lesson; `loraplex lesson --help` lists them."""
+    _become("loadtests", ["lesson", *context.args])
+
+
+def simulate(context: typer.Context) -> None:
+    """A trace through the cores under virtual time; `loraplex simulate --help` says how."""
+    _become("loadtests", ["simulate", *context.args])
 
 
 def _become(package: str, arguments: list[str]) -> None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from gateway.core.fleet import Replica, ReplicaState
 from gateway.core.router import CandidateTerms, Choice, Kind
+from gateway.core.terms import Base, Model
 from shared.ids import AdapterId, ReplicaId, RequestId, TenantId
 from shared.messages import AdapterState, AdapterStatus, Tier
 
@@ -30,6 +31,14 @@ class Arrival(NamedTuple):
     output_tokens: int
     queue_max: int | None = None  # this tenant's own bound; None: per_tenant_max
     streams: bool = False  # its first token is told, and how long that took compared
+    base: str = ""  # of a request without adapter: the base it names; "": whichever
+
+    @property
+    def model(self) -> Model:
+        """What decides where it may go."""
+        if self.adapter is not None:
+            return self.adapter
+        return Base(self.base) if self.base else None
 
 
 class Placement(NamedTuple):
@@ -37,6 +46,7 @@ class Placement(NamedTuple):
 
     choice: Choice
     queue_s: float  # since it arrived
+    boot: str = ""  # the replica's life, as it last reported
 
     @property
     def replica(self) -> ReplicaId:
@@ -94,6 +104,7 @@ class ReplicaView:
     capacity: int
     limit: int  # places now: fewer than its capacity in slow start, none beside a trial
     slow_start: float  # share of its places that it has; 1.0: it is wholly in
+    leaving: bool  # it is drained as soon as others have what it has
     ejected_until: float | None  # on the dispatcher's clock
     ejected_for: str  # "failures" or "slow", of its last ejection
     slots: int
@@ -124,6 +135,7 @@ class ReplicaView:
             capacity=mine.capacity,
             limit=mine.limit,
             slow_start=mine.share,
+            leaving=mine.leaving_by is not None,
             ejected_until=mine.breaker.until,
             ejected_for=mine.breaker.why,
             slots=mine.slots,

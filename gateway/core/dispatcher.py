@@ -10,8 +10,8 @@ Every request is in exactly one place, and has at most one outcome:
 `poll` hands out places while some replica has one: the fair queue says whose turn it is, the router
 where to. A head that cannot be placed is passed over, its line parked until something happens that
 could help: a place comes free on a replica that serves it, a report brings its adapter nearer. A
-head that would start a long load, while a replica that has its adapter is merely busy, is passed
-over too, for at most `warm_wait_s` from its first turn: a short wait beats a long load.
+head that would start a load from disk, while a replica that has its adapter is merely busy, is
+passed over too, for at most `warm_wait_s` from its first turn: a short wait beats a long load.
 So a poll costs its decisions and the lines that an event has touched; with no event it looks at
 nothing. After it no request is left that could be placed, but for those patient ones.
 
@@ -38,6 +38,9 @@ from gateway.core.fleet import ReplicaState as ReplicaState
 from gateway.core.fleet import Verdict as Verdict
 from gateway.core.health import Standing as Standing
 from gateway.core.membership import Membership
+from gateway.core.placement import Order as Order
+from gateway.core.placement import PlacementRules as PlacementRules
+from gateway.core.router import Base as Base
 from gateway.core.router import CandidateTerms as CandidateTerms
 from gateway.core.router import Choice
 from gateway.core.router import Kind as Kind
@@ -53,6 +56,7 @@ class Dispatcher(Membership):
         *,
         load_factor: float,
         load_floor: int,
+        load_floor_share: float = 0.0,
         vnodes: int,
         service_s: float,
         host_load_s: float,
@@ -65,7 +69,9 @@ class Dispatcher(Membership):
         warm_wait_s: float,
         silence_heartbeats: float,
         health: HealthRules | None = None,
+        placement: PlacementRules | None = None,
     ) -> None:
+        """`placement` None: adapters are where requests bring them."""
         super().__init__(
             vnodes=vnodes,
             service_s=service_s,
@@ -73,15 +79,18 @@ class Dispatcher(Membership):
             rules=health or HealthRules(),
             load_factor=load_factor,
             load_floor=load_floor,
+            load_floor_share=load_floor_share,
             host_load_s=host_load_s,
             disk_load_s=disk_load_s,
             hop_s=hop_s,
+            placement=placement,
         )
         self._room = WaitingRoom(ttl_s=ttl_s)
         self._cost = Cost(input_weight, output_weight)
         self._per_tenant_max = per_tenant_max
         self._warm_wait_s = warm_wait_s
         self._in_flight: dict[RequestId, Ticket] = {}
+        self._leaving = {}
         self._refusals: list[Decision] = []
         self.verdicts: list[Verdict] = []
         """Who was ejected, tried and readmitted; the reader empties it."""
@@ -95,7 +104,7 @@ class Dispatcher(Membership):
         assert request not in self._room, f"{request} arrived twice"
         assert request not in self._in_flight, f"{request} arrived twice"
         self.arrived += 1
-        if not self._router.hope(arrival.adapter, frozenset()):
+        if not self._router.hope(arrival.model, frozenset()):
             self._refuse(Reject(request, self._hopeless(arrival.adapter)))
             return
         fits = self._room.enter(
@@ -114,8 +123,8 @@ class Dispatcher(Membership):
         """
         if not self.quiet or arrival.queue_max == 0:
             return None
-        choice = self._router.pick(arrival.adapter, _UNTRIED, now)
-        if choice is None or (choice.awaited and choice.new_load_s > self._warm_wait_s):
+        choice = self._router.pick(arrival.model, _UNTRIED, now)
+        if choice is None or (choice.cold and choice.awaited):
             return None
         ticket = Ticket(arrival, now, now)
         self.arrived += 1
@@ -178,7 +187,7 @@ class Dispatcher(Membership):
 
     def poll(self, now: float) -> list[Decision]:
         """All that can be decided now, refusals first."""
-        for replica in self._fleet.silent(now):
+        for replica in self._fleet.silence.silent(now):
             self.replica_lost(replica, now)
         for replica in self._fleet.health.advance(now):
             self._note_room(replica)
@@ -196,16 +205,30 @@ class Dispatcher(Membership):
                 decisions.append(dispatch)
         return decisions
 
+    def orders(self, now: float) -> list[Order]:
+        """What to bring where, ahead of its use. Ask after each poll: most answers are empty."""
+        if self._placement is None:
+            return []
+        orders = self._placement.advance(now)
+        if self._leaving:
+            self._let_leave(now)
+        return orders
+
     def next_wakeup(self, now: float) -> float | None:
-        """When to poll although nothing happens: never late, at times early; `now`: at once."""
+        """When to poll, and ask for orders, although nothing happens: never late, at times early;
+        `now`: at once."""
         placeable = bool(self._fleet.open) and self._room.first() is not None
         if self._refusals or self._shrunk or placeable or self._fleet.health.news:
             return now
-        fleet_due = min(self._fleet.silence_due(), self._fleet.health.due)
-        first = min(fleet_due, self._room.next_wakeup(now))
+        fleet_due = min(self._fleet.silence.due, self._fleet.health.due)
+        first = min(fleet_due, self._room.next_wakeup(now), self._orders_due())
         return first if first < math.inf else None
 
     # -- questions
+
+    @property
+    def fairness_gap(self) -> float:
+        return self._room.gap
 
     @property
     def queued(self) -> int:
@@ -220,8 +243,9 @@ class Dispatcher(Membership):
         return self._room.waiting(tenant)
 
     def check(self) -> None:
-        for part in (self._ring, self._residency, self._fleet, self._room):
-            part.check()
+        for part in (self._residency, self._fleet, self._room, self._placement):
+            if part is not None:
+                part.check()
         ended = self.finished + self.refused + self.cancelled
         assert self.arrived == self.queued + self.in_flight + ended
         assert not any(request in self._room for request in self._in_flight)
@@ -235,7 +259,7 @@ class Dispatcher(Membership):
         if self._room.stuck(ticket) or (choice := self._router.pick(*key, now)) is None:
             self._room.pass_over(ticket, self._router.could_take(*key))
             return None
-        if choice.awaited and choice.new_load_s > self._warm_wait_s:
+        if choice.cold and choice.awaited:
             until = ticket.patient_until(now, self._warm_wait_s)
             if now < until:
                 self._room.pass_over(ticket, choice.awaited, until)
@@ -250,7 +274,11 @@ class Dispatcher(Membership):
         arrival, request = ticket.arrival, ticket.arrival.request
         self._fleet.begin(request, choice.replica, arrival.adapter, now, streams=arrival.streams)
         self._in_flight[request] = ticket
-        return Dispatch(request, Placement(choice, now - ticket.arrived_at))
+        if self._placement is not None:
+            self._placement.popularity.used(arrival.adapter)
+        said = self._fleet.replicas[choice.replica].said
+        boot = "" if said is None else said.boot
+        return Dispatch(request, Placement(choice, now - ticket.arrived_at, boot))
 
     def _hopeless(self, adapter: AdapterId | None) -> RejectReason:
         """While a replica has yet to say what it serves, no adapter is unknown."""

@@ -4,13 +4,9 @@
                         UP --failed connection--> SUSPECT   SUSPECT, LOST --next report--> UP
                         UP --> EJECTED --> HALF_OPEN --> UP     (gateway/core/health.py)
 
-Only an UP replica is given requests, and a HALF_OPEN one its trials. Silence for
-`silence_heartbeats` of its own heartbeats is a loss; a failed connection only stops dispatch until
-the replica speaks again, since reports are the probe and the next one is at most a heartbeat away.
-
-Silence is ours when our own loop was held up: the reports of that time lie unread. So one that is
-due is looked at once more after LOOK_S, and after as long as we came late (a heartbeat at most, in
-which a replica that was held up with us has spoken).
+Only an UP replica is given requests, and a HALF_OPEN one its trials. Silence is a loss
+(gateway/core/silence.py); a failed connection only stops dispatch until the replica speaks again,
+since reports are the probe and the next one is at most a heartbeat away.
 
     load  = in_flight + elsewhere           elsewhere = max(0, running + waiting - in_flight)
     limit = capacity + max(1, capacity // 8)    whole; less in slow start, none beside a trial
@@ -27,25 +23,20 @@ once, also when its replica has meanwhile been lost, removed or added anew.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from gateway.core.breaker import HealthRules
 from gateway.core.health import Health
 from gateway.core.health import Verdict as Verdict
+from gateway.core.pools import Pools
 from gateway.core.replica import Conduct as Conduct
 from gateway.core.replica import InUse as InUse
 from gateway.core.replica import Replica as Replica
 from gateway.core.replica import ReplicaState as ReplicaState
+from gateway.core.silence import Silence
 from shared.ids import AdapterId, ReplicaId, RequestId
-from shared.messages import AdapterState, ReplicaReport, Tier
-
-FIRST_HEARTBEAT_S: Final = 1.0
-"""Assumed of a replica that has not said its own yet."""
-
-LOOK_S: Final = 0.05
-"""A replica that fell silent is looked at once more after this: its report may lie unread."""
+from shared.messages import AdapterState, AdapterStatus, ReplicaReport, Tier
 
 _SMOOTHING: Final = 0.1
 """Of the measured service time: a new sample counts this much."""
@@ -53,15 +44,22 @@ _SMOOTHING: Final = 0.1
 
 class Fleet:
     def __init__(
-        self, *, service_s: float, silence_heartbeats: float, rules: HealthRules | None = None
+        self,
+        *,
+        service_s: float,
+        silence_heartbeats: float,
+        rules: HealthRules | None = None,
+        vnodes: int = 128,
     ) -> None:
         self._service_s = service_s
-        self._silence_heartbeats = silence_heartbeats
         self._replicas: dict[ReplicaId, Replica] = {}
         self._leases: dict[RequestId, tuple[Replica, AdapterId | None]] = {}
         self._open: set[ReplicaId] = set()
+        self.pools: Final = Pools(vnodes=vnodes)
+        self.using: Final[dict[AdapterId, dict[ReplicaId, Replica]]] = {}
+        """Where requests of ours run, by adapter: the inverse of each replica's `ours`."""
         self.bases: frozenset[str] = frozenset()  # names that requests use for the base model
-        self._silent_from = math.inf  # no replica can have been silent too long before this
+        self.silence: Final = Silence(self._replicas, heartbeats=silence_heartbeats)
         self.health: Final = Health(self._replicas, rules or HealthRules(), self._settle)
 
     # -- life cycle
@@ -70,11 +68,15 @@ class Fleet:
         """Harmless when it is there already."""
         if replica not in self._replicas:
             self._replicas[replica] = mine = Replica(replica, self._service_s, heard_at=now)
-            self._silent_from = min(self._silent_from, now + self._patience_s(mine))
+            self.silence.heard(mine, now)
 
     def remove(self, replica: ReplicaId, now: float) -> None:
         """Its requests in flight may still end; they touch nothing that comes back by its name."""
-        self._replicas.pop(replica, None)
+        mine = self._replicas.pop(replica, None)
+        if mine is not None:
+            self.pools.remove(mine)
+            for adapter in mine.ours:
+                self._uses_no_more(mine, adapter)
         self._open.discard(replica)
         self._name_bases()
         self.health.uphold(now)
@@ -84,10 +86,12 @@ class Fleet:
         mine, before = self._replicas[report.replica], self._replicas[report.replica].said
         mine.said, mine.heard_at, mine.slots = report, now, report.slots
         mine.look_until = None
-        self._silent_from = min(self._silent_from, now + self._patience_s(mine))
+        self.silence.heard(mine, now)
         mine.capacity = max(0, report.capacity)
         mine.load = max(mine.in_flight, report.running + report.waiting)
         mine.held = frozenset(s.adapter for s in report.adapters if _holds_slot(s))
+        mine.slots_used = sum(map(_in_slot, report.adapters))
+        self.pools.reported(mine)
         self.health.reported(mine, boot_before=before.boot if before else None, now=now)
         was = mine.state
         self._enter(mine, _standing(mine))
@@ -109,27 +113,6 @@ class Fleet:
             self._enter(mine, _standing(mine))
         self.health.uphold(now)
 
-    def silent(self, now: float) -> list[ReplicaId]:
-        """Replicas to `lose` now, told once. Nothing is looked at before one can be due."""
-        if now < self._silent_from:
-            return []
-        silent, self._silent_from = [], math.inf
-        for mine in self._waited_for():
-            due = mine.heard_at + self._patience_s(mine)
-            if due <= now and mine.look_until is None:
-                late_s = min(now - due, self._heartbeat_s(mine))  # our loop was held up as long
-                mine.look_until = now + max(LOOK_S, late_s)
-            due = mine.look_until or due
-            if due <= now:
-                silent.append(mine.id)
-            else:
-                self._silent_from = min(self._silent_from, due)
-        return sorted(silent)
-
-    def silence_due(self) -> float:
-        """When `silent` may next have something to say: never late, early after a report."""
-        return self._silent_from
-
     # -- requests
 
     def begin(
@@ -148,7 +131,11 @@ class Fleet:
         mine.in_flight += 1
         mine.load += 1
         if adapter is not None:
-            mine.ours.setdefault(adapter, InUse(0, now)).requests += 1
+            use = mine.ours.get(adapter)
+            if use is None:
+                use = mine.ours[adapter] = InUse(0, now)
+                self.using.setdefault(adapter, {})[replica] = mine
+            use.requests += 1
         self.health.began(mine, request, now, streams=streams)
         self._update_open(mine)
 
@@ -173,6 +160,7 @@ class Fleet:
             mine.ours[adapter].requests -= 1
             if not mine.ours[adapter].requests:
                 del mine.ours[adapter]
+                self._uses_no_more(mine, adapter)
         if self._replicas.get(mine.id) is mine:
             self.health.ended(mine, request, conduct, now)
             if conduct is Conduct.GONE and mine.state is ReplicaState.UP:
@@ -216,6 +204,9 @@ class Fleet:
             mine.check(requests.get(id(mine), set()))
             assert (mine.id in self._open) == mine.open, f"{mine.id}: open is out of step"
         self.health.check()
+        self.pools.check(self._replicas.values())
+        using = {a: {r.id for r in self._replicas.values() if a in r.ours} for a in self.using}
+        assert using == {a: set(where) for a, where in self.using.items()}
         assert self._open <= self._replicas.keys()
 
     # -- inside
@@ -241,6 +232,15 @@ class Fleet:
             self._open.add(mine.id)
         else:
             self._open.discard(mine.id)
+        self.pools.note(mine)
+
+    def _uses_no_more(self, mine: Replica, adapter: AdapterId) -> None:
+        """Unless another of its name runs it by now."""
+        where = self.using.get(adapter, {})
+        if where.get(mine.id) is mine:
+            del where[mine.id]
+            if not where:
+                del self.using[adapter]
 
     def _measure(self, mine: Replica, now: float) -> None:
         """A sample of the service time: from end to end while the replica stays full."""
@@ -251,15 +251,6 @@ class Fleet:
             mine.service_s += _SMOOTHING * (max(0.0, now - mine.full_since) - mine.service_s)
         mine.full_since = now
 
-    def _waited_for(self) -> Iterable[Replica]:
-        return (r for r in self._replicas.values() if r.state is not ReplicaState.LOST)
-
-    def _heartbeat_s(self, mine: Replica) -> float:
-        return mine.said.heartbeat_s if mine.said is not None else FIRST_HEARTBEAT_S
-
-    def _patience_s(self, mine: Replica) -> float:
-        return self._silence_heartbeats * self._heartbeat_s(mine)
-
 
 def _standing(mine: Replica) -> ReplicaState:
     """What one that speaks is."""
@@ -268,6 +259,10 @@ def _standing(mine: Replica) -> ReplicaState:
     if mine.breaker.out:
         return ReplicaState.HALF_OPEN if mine.breaker.half_open else ReplicaState.EJECTED
     return ReplicaState.UP
+
+
+def _in_slot(state: AdapterState) -> bool:
+    return state.tier is Tier.GPU or state.status is AdapterStatus.LOADING
 
 
 def _holds_slot(state: AdapterState) -> bool:

@@ -6,27 +6,32 @@ leave something served by fewer (`_shrunk`): then the next poll looks for reques
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
+
 from gateway.core.outlook import Outlook
+from gateway.core.popularity import Expected
+from gateway.core.replica import Replica
 from gateway.core.waiting_room import WaitingRoom
-from shared.ids import ReplicaId
-from shared.messages import ReplicaReport
+from shared.ids import ReplicaId, TenantId
+from shared.messages import AdapterState, ReplicaReport
 
 
 class Membership(Outlook):
     _room: WaitingRoom  # made by the dispatcher
     _shrunk = False  # something is served by fewer
+    _leaving: dict[ReplicaId, Replica]  # made by the dispatcher: to be drained soon, or were
 
     def replica_added(self, replica: ReplicaId, now: float) -> None:
         """It takes requests from its first report on."""
-        self._ring.add(replica)
         self._fleet.add(replica, now)
 
     def replica_removed(self, replica: ReplicaId, now: float) -> None:
         """Out of the ring for good: its adapters move. Its requests in flight may still end."""
-        self._ring.remove(replica)
         self._fleet.remove(replica, now)
         self._residency.forget(replica)
         self._shrunk = True
+        self._stir(now)
 
     def report(self, report: ReplicaReport, now: float) -> bool:
         """False when it changed nothing: stale, repeated, or of a replica that was not added."""
@@ -39,6 +44,8 @@ class Membership(Outlook):
         if not was_open:
             self._note_room(report.replica)
         self._room.note_nearer(change.gained)
+        if change.gained or change.gone or replica.state is not was:
+            self._stir(now)
         if change.gone or (replica.state is not was and not self._fleet.hopeful(report.replica)):
             self._shrunk = True
         return True
@@ -49,18 +56,79 @@ class Membership(Outlook):
             self._fleet.lose(replica, now)
             self._residency.lose(replica)
             self._shrunk = True
+            self._stir(now)
+
+    def leave(self, replica: ReplicaId, now: float) -> None:
+        """Drain it once others have what it has, or after `handover_s`; it serves meanwhile."""
+        mine = self._fleet.replicas.get(replica)
+        if self._placement is None:
+            self.drain(replica, now)
+        elif mine is not None and mine.leaving_by is None and not mine.drained:
+            mine.leaving_by = now + self._handover_s
+            self._leaving[replica] = mine
+            self._stir(now)
+            self._let_leave(now)
 
     def drain(self, replica: ReplicaId, now: float) -> None:
         """Nothing new is sent there."""
-        if replica in self._fleet.replicas:
+        if (mine := self._fleet.replicas.get(replica)) is not None:
+            mine.leaving_by = None
             self._fleet.drain(replica, on=True, now=now)
             self._shrunk = True
+            self._stir(now)
 
     def resume(self, replica: ReplicaId, now: float) -> None:
-        if replica in self._fleet.replicas:
+        """Also of one that is about to leave."""
+        if (mine := self._fleet.replicas.get(replica)) is not None:
+            mine.leaving_by = None
             self._fleet.drain(replica, on=False, now=now)
             self._note_room(replica)
+            self._stir(now)
+
+    def listing(self, store: str, states: Iterable[AdapterState], now: float) -> None:
+        """What a store has that replicas name in their reports (`ReplicaReport.store`)."""
+        change = self._residency.listing(store, states)
+        self._room.note_nearer(change.gained)
+        self._shrunk |= bool(change.gone)
+        self._stir(now)
+
+    def expect(self, expected: Iterable[Expected]) -> None:
+        """A schedule of adapters that will be asked for; in place of the one before."""
+        if self._placement is not None:
+            self._placement.expect(expected)
+
+    def _let_leave(self, now: float) -> None:
+        """Drain those whose adapters have been handed over, or whose time is up."""
+        assert self._placement is not None
+        for replica, mine in list(self._leaving.items()):
+            if mine.leaving_by is None or self._fleet.replicas.get(replica) is not mine:
+                del self._leaving[replica]
+            elif now >= mine.leaving_by or self._placement.handed_over(mine):
+                self.drain(replica, now)
+
+    def _orders_due(self) -> float:
+        if self._placement is None:
+            return math.inf
+        due = self._placement.due
+        for mine in self._leaving.values():
+            due = min(due, mine.leaving_by or math.inf)
+        return due
+
+    def _stir(self, now: float) -> None:
+        if self._placement is not None:
+            self._placement.stir(now)
 
     def _note_room(self, replica: ReplicaId | None) -> None:
         if replica is not None and replica in self._fleet.open:
             self._room.note_room(replica)
+
+    # -- several gateways: fair_queue's words
+
+    def take_served(self) -> dict[TenantId, float]:
+        return self._room.take_served()
+
+    def running(self) -> dict[TenantId, float]:
+        return self._room.running()
+
+    def served_elsewhere(self, tenant: TenantId, served: float, running: float) -> None:
+        self._room.served_elsewhere(tenant, served, running)

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from gateway.core.breaker import HealthRules
 from gateway.core.decisions import ReplicaView
 from gateway.core.fleet import Fleet
+from gateway.core.placement import Placement, PlacementRules
 from gateway.core.residency import ResidencyMap
-from gateway.core.ring import AdapterRing
 from gateway.core.router import CandidateTerms, Router
-from shared.ids import AdapterId
+from gateway.core.scales import Scales
+from gateway.core.terms import Model
+from shared.ids import AdapterId, ReplicaId
 
 
 class Outlook:
@@ -23,23 +25,38 @@ class Outlook:
         rules: HealthRules,
         load_factor: float,
         load_floor: int,
+        load_floor_share: float,
         host_load_s: float,
         disk_load_s: float,
         hop_s: float,
+        placement: PlacementRules | None,
     ) -> None:
-        self._ring = AdapterRing(vnodes=vnodes)
         self._residency = ResidencyMap()
-        self._fleet = Fleet(service_s=service_s, silence_heartbeats=silence_heartbeats, rules=rules)
+        self._fleet = Fleet(
+            service_s=service_s,
+            silence_heartbeats=silence_heartbeats,
+            rules=rules,
+            vnodes=vnodes,
+        )
         self._router = Router(
-            ring=self._ring,
             residency=self._residency,
             fleet=self._fleet,
-            load_factor=load_factor,
-            load_floor=load_floor,
-            host_load_s=host_load_s,
-            disk_load_s=disk_load_s,
-            hop_s=hop_s,
+            scales=Scales(
+                residency=self._residency,
+                load_factor=load_factor,
+                load_floor=load_floor,
+                load_floor_share=load_floor_share,
+                host_load_s=host_load_s,
+                disk_load_s=disk_load_s,
+                hop_s=hop_s,
+            ),
         )
+        self._handover_s = placement.handover_s if placement is not None else 0.0
+        self._placement: Placement | None = None
+        if placement is not None:
+            self._placement = Placement(
+                fleet=self._fleet, residency=self._residency, rules=placement
+            )
 
     def knows(self, model: str) -> bool:
         """A base, or an adapter that a replica serves, or did when it was lost (503, not 404)."""
@@ -56,9 +73,13 @@ class Outlook:
         """Every version of it that is served; more than one while a new one is rolled out."""
         return frozenset(state.digest for state in self._residency.holders(adapter).values())
 
-    def explain(self, adapter: AdapterId | None, now: float) -> tuple[CandidateTerms, ...]:
+    def explain(self, model: Model, now: float) -> tuple[CandidateTerms, ...]:
         """Every replica with its terms, and why it could not be taken; nothing is sent."""
-        return self._router.explain(adapter, now)
+        return self._router.explain(model, now)
+
+    def owners(self, adapter: AdapterId) -> tuple[ReplicaId, ...]:
+        """Who is to hold it, as last planned; nobody without placement."""
+        return () if self._placement is None else self._placement.owners(adapter)
 
     def view(self, now: float) -> tuple[ReplicaView, ...]:
         """Every replica, by name."""

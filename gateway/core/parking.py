@@ -14,10 +14,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
+from gateway.core.terms import Model
 from shared.ids import AdapterId, ReplicaId
 
-Key = tuple[AdapterId | None, frozenset[ReplicaId]]
-"""All that decides where a request may go: its adapter (None: the base), what it tried already."""
+Key = tuple[Model, frozenset[ReplicaId]]
+"""All that decides where a request may go: its adapter or base, and what it tried already."""
 
 
 @dataclass(slots=True)

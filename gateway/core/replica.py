@@ -68,10 +68,19 @@ class Replica:
     pace: Pace = field(default_factory=Pace)
     ramp_from: float | None = None  # in slow start since
     share: float = 1.0  # of its places, below 1 in slow start
+    leaving_by: float | None = None  # to be drained when others have what it has, or then
+    slots_used: int = 0  # reported: adapters in a slot, or on their way to one
+    counted: tuple[int, int] | None = None  # its load and capacity, in the sums of its pool
+    heap_key: float | None = None  # how busy the pool's heap thinks it is; never too busy
 
     @property
     def open(self) -> bool:
         return self.serving and self.load < self.limit
+
+    @property
+    def busy(self) -> float:
+        """Load for its capacity."""
+        return self.load / self.capacity if self.capacity else float(self.load)
 
     @property
     def draining(self) -> bool:

@@ -9,66 +9,113 @@ Points hash stable names (`replica-3`), never addresses, so a restart moves noth
 BLAKE2b, not Python's, so every gateway and every run draws the same circle. A mark stands between a
 name and the number of its point: vnode 1 of `replica-1` and vnode 11 of `replica-` must not be one.
 
-The only module that knows uhashring. Walking the circle costs some 100 µs in a fleet of a hundred,
-so orders are remembered: at most `remembered_max`, forgotten whenever a replica comes or goes.
+The only module that knows uhashring, which draws the circle. Walking it to the end costs time
+proportional to the fleet, so the first `REACH` steps are a question of their own, and the answers
+are remembered: at most `remembered_max`, forgotten whenever a replica comes or goes.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import OrderedDict
 from hashlib import blake2b
+from typing import Final
 
 from uhashring import HashRing
 
 from shared.ids import AdapterId, ReplicaId
 
-_MARK = "#"
+REACH: Final = 32
+"""Steps from home that are looked at one by one; a larger fleet has shorter ways to the rest."""
+
+_MARK: Final = "#"
+_CHANGES_MAX: Final = 4
 
 
 class AdapterRing:
-    def __init__(self, *, vnodes: int, remembered_max: int = 8192) -> None:
-        self._ring = HashRing(nodes=[], vnodes=vnodes, hash_fn=_point)
+    def __init__(self, *, vnodes: int, remembered_max: int = 16384) -> None:
         self._vnodes = vnodes
         self._replicas: set[ReplicaId] = set()
-        self._orders: OrderedDict[AdapterId, tuple[ReplicaId, ...]] = OrderedDict()
+        self._ring = HashRing(nodes=[], vnodes=vnodes, hash_fn=_point)
+        self._drawn: set[ReplicaId] = set()  # those whose points are on it
+        self._circle: tuple[list[int], list[ReplicaId]] | None = None  # points, and whose
+        self._near: OrderedDict[AdapterId, tuple[ReplicaId, ...]] = OrderedDict()
         self._remembered_max = remembered_max
 
     def add(self, replica: ReplicaId) -> None:
         """Harmless when it is there already."""
         if replica not in self._replicas:
             self._replicas.add(replica)
-            self._ring.add_node(replica + _MARK, {"instance": replica})
-            self._orders.clear()
+            self._changed()
 
     def remove(self, replica: ReplicaId) -> None:
         """Harmless when it is not there."""
         if replica in self._replicas:
             self._replicas.discard(replica)
-            self._ring.remove_node(replica + _MARK)
-            self._orders.clear()
+            self._changed()
+
+    def near(self, adapter: AdapterId) -> tuple[ReplicaId, ...]:
+        """The first REACH replicas of its order."""
+        near = self._near.get(adapter)
+        if near is None:
+            near = self._near[adapter] = self._walk(adapter, REACH)
+            if len(self._near) > self._remembered_max:
+                self._near.popitem(last=False)
+        return near
 
     def order(self, adapter: AdapterId) -> tuple[ReplicaId, ...]:
         """All replicas, the adapter's home first."""
-        order = self._orders.get(adapter)
-        if order is None:
-            order = tuple(node["instance"] for node in self._walk(adapter))
-            self._orders[adapter] = order
-            if len(self._orders) > self._remembered_max:
-                self._orders.popitem(last=False)
-        return order
+        return self._walk(adapter, len(self._replicas))
 
     @property
     def points(self) -> int:
-        return int(self._ring.size)
+        return len(self._draw()[0])
 
     def check(self) -> None:
         assert self.points == self._vnodes * len(self._replicas), "points lost to a collision"
-        assert len(self._orders) <= self._remembered_max
-        for adapter, order in self._orders.items():
-            assert set(order) == self._replicas, f"the order of {adapter} is of another fleet"
+        assert len(self._near) <= self._remembered_max
+        for adapter, near in self._near.items():
+            assert near == self.order(adapter)[:REACH], (
+                f"the order of {adapter} is of another fleet"
+            )
 
-    def _walk(self, adapter: AdapterId) -> list[dict[str, ReplicaId]]:
-        return list(self._ring.range(adapter)) if self._replicas else []
+    def _changed(self) -> None:
+        self._circle = None
+        self._near.clear()
+
+    def _walk(self, adapter: AdapterId, steps: int) -> tuple[ReplicaId, ...]:
+        """The owners of the points after the adapter's, each once."""
+        points, owners = self._draw()
+        steps = min(steps, len(self._replicas))
+        met: dict[ReplicaId, None] = {}
+        at = bisect_right(points, _point(adapter))
+        while len(met) < steps:
+            if at >= len(owners):
+                at = 0
+            met[owners[at]] = None
+            at += 1
+        return tuple(met)
+
+    def _draw(self) -> tuple[list[int], list[ReplicaId]]:
+        """The circle as it is now: its points, and whose they are.
+
+        uhashring sorts all points at each change, so a fleet that comes at once is drawn at once.
+        """
+        if self._circle is None:
+            gone, new = self._drawn - self._replicas, self._replicas - self._drawn
+            if len(gone) + len(new) > _CHANGES_MAX:
+                nodes = [replica + _MARK for replica in sorted(self._replicas)]
+                self._ring = HashRing(nodes=nodes, vnodes=self._vnodes, hash_fn=_point)
+            else:
+                for replica in gone:
+                    self._ring.remove_node(replica + _MARK)
+                for replica in new:
+                    self._ring.add_node(replica + _MARK)
+            self._drawn = set(self._replicas)
+            points = self._ring.get_points()
+            owners = [ReplicaId(name.removesuffix(_MARK)) for _, name in points]
+            self._circle = [point for point, _ in points], owners
+        return self._circle
 
 
 def _point(label: str) -> int:

@@ -1,201 +1,268 @@
 """Which replica gets this request: least expected time to the first token, under the load bound.
 
 Candidates are the replicas that serve the adapter (UP, or half open for a trial), in the order of
-its ring; the first is its home. Those that were tried, are full or are at their bound are passed
-over; of the rest the least sum wins, the earlier one in a tie:
+its pools and in each of its ring; the first is its home. Those that were tried, are full or are at
+their bound are passed over; of the rest the least expected time wins, the earlier one in a tie
+(gateway/core/scales.py has both sums).
 
-    expected_s = queue_s    (load + 1 - capacity) places to wait for, at service_s each
-               + load_s     0 in a slot; host_load_s or disk_load_s from there; what is left of it
-                            when the load is under way (reported, or begun by a request of ours)
-               + slot_s     service_s per adapter too many, when running and pinned ones hold
-                            all slots
-               + hop_s      hop_s per step from home, so that ties go home and nothing ping-pongs
+The mean is the load for its capacity of the pool's members that have room, the request to be placed
+included. The floor, near a real batch, is there because a bound on an idle fleet only splinters
+adapters over cold replicas. When an adapter's own candidates are all above the bound though one has
+room (one replica in six serves it, and would stop at a sixth of the load), the mean is theirs: so a
+choice exists whenever a candidate has room.
 
-    bound = max(ceil(load_factor * mean), load_floor)
+The cost of a decision does not grow with the fleet. The walk from home ends as soon as the hops
+alone cost more than the best has, and when nothing but disks is left after one that would do; it
+goes REACH steps at most. What lies beyond is looked at only when the walk has found nobody with
+room, or holds the adapter nearer than disk; then the pool's least loaded are asked.
 
-The mean counts the request to be placed, and is taken over the candidates that have room, each with
-its capacity as its weight. Hence a choice exists whenever a candidate has room: the one least
-loaded for its capacity is below the mean, and so below its bound. A mean over the whole fleet would
-not give that: an adapter that one replica in six serves would stop at a sixth of the load. The
-floor is there because a bound on an idle fleet only splinters adapters over cold replicas.
-
-The base model is everywhere: its requests go to the replica least loaded for its capacity, and
-every replica is home to it.
+The base model is everywhere in its pools: its requests go to the replica least loaded for its
+capacity, and every replica is home to it.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 
 from gateway.core.fleet import Fleet, Replica
+from gateway.core.pool import Pool
 from gateway.core.residency import ResidencyMap
-from gateway.core.ring import AdapterRing
+from gateway.core.ring import REACH
+from gateway.core.scales import Candidate, Scales
+from gateway.core.terms import Base as Base
 from gateway.core.terms import CandidateTerms as CandidateTerms
 from gateway.core.terms import Choice as Choice
 from gateway.core.terms import Kind as Kind
-from gateway.core.terms import Tried, Weighed
+from gateway.core.terms import Model, Tried, Weighed, kind_of
 from shared.ids import AdapterId, ReplicaId
-from shared.messages import AdapterState, AdapterStatus, Tier
+from shared.messages import AdapterState
 
 _NONE: Tried = frozenset()
+_FEW = 8
 
 
 class Router:
     def __init__(
         self,
         *,
-        ring: AdapterRing,
         residency: ResidencyMap,
         fleet: Fleet,
-        load_factor: float,
-        load_floor: int,
-        host_load_s: float,
-        disk_load_s: float,
-        hop_s: float,
+        scales: Scales,
     ) -> None:
-        self._ring = ring
         self._residency = residency
         self._fleet = fleet
-        self._load_factor = load_factor
-        self._load_floor = load_floor
-        self._load_s = {Tier.GPU: 0.0, Tier.HOST: host_load_s, Tier.DISK: disk_load_s}
-        self._hop_s = hop_s
+        self._scales = scales
 
-    def pick(self, adapter: AdapterId | None, tried: Tried, now: float) -> Choice | None:
+    def pick(self, model: Model, tried: Tried, now: float) -> Choice | None:
         """None when no candidate has room. Nothing is counted: the caller begins the request."""
-        if adapter is None:
-            return self._pick_base(tried)
-        candidates = self._candidates(adapter)
-        if not candidates:
+        if model is None or isinstance(model, Base):
+            return self._pick_base(model, tried)
+        holders = self._residency.holders(model)
+        if not holders:
             return None
-        per_capacity = self._bound_per_capacity(candidates, tried)
         weighed: list[Weighed] = []
-        best: Weighed | None = None
-        for step, (mine, state) in enumerate(candidates):
-            if best is not None and step * self._hop_s >= best.expected_s:
-                break  # the hops alone cost more: nobody further on can win
-            this = self._weigh(mine, state, step, tried, per_capacity, now)
-            weighed.append(this)
-            if not this.refused and (best is None or this.expected_s < best.expected_s):
-                best = this
-        return None if best is None else self._choice(adapter, best, weighed)
+        best = self._walk(model, holders, tried, now, weighed)
+        if best is None and weighed:
+            best = self._by_their_own_mean(model, holders, tried, now, weighed)
+        return None if best is None else self._choice(model, best, weighed)
 
-    def could_take(self, adapter: AdapterId | None, tried: Tried) -> Tried:
+    def could_take(self, model: Model, tried: Tried) -> Tried:
         """Replicas that were not tried and serve it, whether they have room or not."""
-        where = self._fleet.replicas if adapter is None else self._residency.holders(adapter)
-        return frozenset(where) - tried
+        return frozenset(self._where(model)) - tried
 
-    def hope(self, adapter: AdapterId | None, tried: Tried) -> bool:
+    def hope(self, model: Model, tried: Tried) -> bool:
         """Some replica that was not tried serves it: waiting makes sense.
 
         One that failed elsewhere has waited enough to sit out an ejection too.
         """
-        where = self._fleet.replicas if adapter is None else self._residency.holders(adapter)
         hopeful, patient = self._fleet.hopeful, not tried
-        return any(hopeful(replica, patient=patient) for replica in where if replica not in tried)
+        return any(
+            hopeful(replica, patient=patient)
+            for replica in self._where(model)
+            if replica not in tried
+        )
 
-    def explain(self, adapter: AdapterId | None, now: float) -> tuple[CandidateTerms, ...]:
+    def explain(self, model: Model, now: float) -> tuple[CandidateTerms, ...]:
         """Every replica of the fleet, candidates first in their order, and why it would not do."""
-        candidates = self._base_candidates() if adapter is None else self._candidates(adapter)
-        per_capacity = self._bound_per_capacity(candidates, frozenset())
-        weighed = [
-            self._weigh(mine, state, step if adapter else 0, frozenset(), per_capacity, now)
-            for step, (mine, state) in enumerate(candidates)
-        ]
+        candidates = list(self._base_candidates(model) if _is_base(model) else self._all(model))
+        weighed = self._compare(model, candidates, _NONE, now)
+        if all(one.refused for one in weighed):
+            mean = self._scales.their_mean(candidates, _NONE)
+            weighed = self._compare(model, candidates, _NONE, now, mean)
         others = self._fleet.replicas.keys() - {this.mine.id for this in weighed}
         return (
             *(this.terms() for this in weighed),
-            *(self._no_candidate(self._fleet.replicas[r], adapter) for r in sorted(others)),
+            *(self._no_candidate(self._fleet.replicas[r], model) for r in sorted(others)),
         )
 
-    # -- inside
+    # -- candidates
 
-    def _candidates(self, adapter: AdapterId) -> list[_Candidate]:
-        holders = self._residency.holders(adapter)
-        replicas = self._fleet.replicas
-        return [
-            (mine, holders[replica])
-            for replica in self._ring.order(adapter)
-            if replica in holders and (mine := replicas[replica]).serving
+    def _where(self, model: Model) -> Iterable[ReplicaId]:
+        if model is None:
+            return self._fleet.replicas
+        if isinstance(model, Base):
+            return [r for pool in self._fleet.pools.for_base(model) for r in pool.members]
+        return self._residency.holders(model)
+
+    def _all(self, model: Model) -> Iterator[tuple[Pool, Replica, AdapterState]]:
+        """Every candidate of an adapter in its order: all the way round."""
+        assert model is not None
+        holders = self._residency.holders(AdapterId(model))
+        for pool in self._fleet.pools.for_adapter(AdapterId(model)):
+            for replica in pool.ring.order(AdapterId(model)):
+                state = holders.get(replica)
+                if state is not None and pool.members[replica].serving:
+                    yield pool, pool.members[replica], state
+
+    def _base_candidates(self, model: Model) -> list[Candidate]:
+        up: list[Candidate] = [
+            (pool, mine, None)
+            for pool in self._fleet.pools.for_base(model)
+            for mine in pool.members.values()
+            if mine.serving
         ]
+        return sorted(up, key=lambda one: (one[1].busy, one[1].id))
 
-    def _base_candidates(self) -> list[_Candidate]:
-        up = [mine for mine in self._fleet.replicas.values() if mine.serving]
-        return [(mine, None) for mine in sorted(up, key=_relative_load)]
-
-    def _pick_base(self, tried: Tried) -> Choice | None:
-        replicas = (self._fleet.replicas[replica] for replica in self._fleet.open)
-        free = [mine for mine in replicas if mine.id not in tried]
-        if not free:
+    def _pick_base(self, model: Base | None, tried: Tried) -> Choice | None:
+        found = [
+            (mine.busy, mine.id, pool, mine)
+            for pool in self._fleet.pools.for_base(model)
+            for mine in pool.least_loaded(1, tried)
+        ]
+        if not found:
             return None
-        best = min(free, key=_relative_load)  # below the mean, so below the bound
-        per_capacity = self._bound_per_capacity([(mine, None) for mine in free], tried)
-        weighed = self._weigh(best, None, 0, tried, per_capacity, 0.0)
-        return Choice(best.id, Kind.HOME, "", 0.0, (weighed,), _NONE)
+        _, _, pool, best = min(found)  # below the mean, so below the bound
+        weighed = self._scales.weigh(
+            pool, best, None, 0, tried, self._scales.per_capacity(pool), 0.0
+        )
+        return Choice(best.id, Kind.HOME, "", False, (weighed,), _NONE)
 
-    def _bound_per_capacity(self, candidates: list[_Candidate], tried: Tried) -> float:
-        load, capacity = 1, 0
-        for mine, _ in candidates:
-            if mine.load < mine.limit and mine.id not in tried:
-                load += mine.load
-                capacity += mine.capacity
-        return self._load_factor * load / capacity if capacity else 0.0
+    # -- the walk
 
-    def _weigh(
+    def _walk(
         self,
-        mine: Replica,
-        state: AdapterState | None,
+        adapter: AdapterId,
+        holders: Mapping[ReplicaId, AdapterState],
+        tried: Tried,
+        now: float,
+        weighed: list[Weighed],
+    ) -> Weighed | None:
+        """The best under its pool's bound; `weighed` gets whoever was looked at closely."""
+        best: Weighed | None = None
+        near, using = self._residency.near(adapter), self._fleet.using.get(adapter, {})
+        step, hop_s = 0, self._scales.hop_s
+        near_anywhere = bool(near)
+        cold_s = self._scales.second_copy_s if near else self._scales.disk_load_s
+        for pool in self._fleet.pools.for_adapter(adapter):
+            members, per_capacity = pool.members, self._scales.per_capacity(pool)
+            for replica in pool.ring.near(adapter):
+                state = holders.get(replica)
+                if state is None or not (mine := members[replica]).serving:
+                    continue
+                if best is not None:
+                    far_s = step * hop_s
+                    if far_s >= best.expected_s:
+                        return best  # the hops alone cost more: nobody further on can win
+                    if best.expected_s <= far_s + cold_s:  # only who has it nearer than disk can
+                        if not (near or using):
+                            return best
+                        if replica not in near and replica not in using:
+                            step += 1
+                            continue
+                this = self._scales.weigh(
+                    pool, mine, state, step, tried, per_capacity, now, near_elsewhere=near_anywhere
+                )
+                weighed.append(this)
+                step += 1
+                if not this.refused and (best is None or this.expected_s < best.expected_s):
+                    best = this
+            if len(members) > REACH:
+                best = self._beyond(adapter, pool, holders, step, tried, now, weighed, best)
+        return best
+
+    def _beyond(
+        self,
+        adapter: AdapterId,
+        pool: Pool,
+        holders: Mapping[ReplicaId, AdapterState],
         step: int,
         tried: Tried,
-        per_capacity: float,
         now: float,
-    ) -> Weighed:
-        load, hop_s = mine.load, step * self._hop_s
-        bound = max(math.ceil(per_capacity * mine.capacity), self._load_floor)
-        if mine.id in tried:
-            refused = "tried"
-        elif load >= mine.limit:
-            refused = "full"
-        else:
-            refused = "bound" if load >= bound else ""
-        waits = load + 1 - mine.capacity
-        queue_s = waits * mine.service_s if waits > 0 else 0.0
-        load_s = slot_s = 0.0
-        if state is not None and not _in_slot(state):
-            load_s, slot_s = self._load_terms(mine, state, now)
-        expected_s = queue_s + load_s + slot_s + hop_s
-        return Weighed(
-            expected_s,
-            refused,
-            mine,
-            state,
-            step,
-            load,
-            min(bound, mine.limit),
-            queue_s,
-            load_s,
-            slot_s,
-            hop_s,
-        )
+        weighed: list[Weighed],
+        best: Weighed | None,
+    ) -> Weighed | None:
+        """Those of a large pool that the walk does not reach: who has it near, who is idle."""
+        met = set(pool.ring.near(adapter))
+        near = (r for r in self._residency.near(adapter) if r not in met and r in pool.members)
+        found = [pool.members[replica] for replica in islice(near, _FEW)]
+        if best is None:
+            found += pool.least_loaded(_FEW, met | tried)
+        per_capacity = self._scales.per_capacity(pool)
+        for mine in found:
+            state = holders.get(mine.id)
+            if state is None or not mine.serving or mine.id in met:
+                continue
+            met.add(mine.id)
+            this = self._scales.weigh(
+                pool, mine, state, step, tried, per_capacity, now, near_elsewhere=True
+            )
+            weighed.append(this)
+            if not this.refused and (best is None or this.expected_s < best.expected_s):
+                best = this
+        return best
 
-    def _load_terms(self, mine: Replica, state: AdapterState, now: float) -> tuple[float, float]:
-        """(load_s, slot_s) of an adapter that is not in a slot there."""
-        load_s = self._load_s[state.tier]
-        since = self._under_way_since(mine, state)
-        if since is not None:
-            return max(0.0, load_s - max(0.0, now - since)), 0.0
-        return load_s, max(0, mine.slots_held() + 1 - mine.slots) * mine.service_s
+    def _by_their_own_mean(
+        self,
+        adapter: AdapterId,
+        holders: Mapping[ReplicaId, AdapterState],
+        tried: Tried,
+        now: float,
+        weighed: list[Weighed],
+    ) -> Weighed | None:
+        """All that were met are at the bound of their pools, or full: compare them among them.
 
-    def _under_way_since(self, mine: Replica, state: AdapterState) -> float | None:
-        """When its load began there: as reported, or for a request of ours."""
-        if state.status is AdapterStatus.LOADING:
-            return self._residency.loading_since(mine.id, state.adapter)
-        use = mine.ours.get(state.adapter)
-        return use.since if use is not None else None
+        In a large pool that is a look at all of its holders, if there are any with room at all.
+        """
+        if len(holders) <= len(weighed) and not any(w.refused == "bound" for w in weighed):
+            return None
+        candidates = list(self._all(adapter))
+        per_capacity = self._scales.their_mean(candidates, tried)
+        if not per_capacity:
+            return None
+        weighed[:] = self._compare(adapter, candidates, tried, now, per_capacity)
+        free = [one for one in weighed if not one.refused]
+        return min(free, key=lambda one: one.expected_s) if free else None
+
+    def _compare(
+        self,
+        model: Model,
+        candidates: Iterable[Candidate],
+        tried: Tried,
+        now: float,
+        per_capacity: float | None = None,
+    ) -> list[Weighed]:
+        """All of them, under the bounds of their pools or that of a common mean."""
+        hops = not (model is None or isinstance(model, Base))
+        near = hops and bool(self._residency.near(AdapterId(model or "")))
+        return [
+            self._scales.weigh(
+                pool,
+                mine,
+                state,
+                step if hops else 0,
+                tried,
+                self._scales.per_capacity(pool) if per_capacity is None else per_capacity,
+                now,
+                near_elsewhere=near,
+            )
+            for step, (pool, mine, state) in enumerate(candidates)
+        ]
 
     def _choice(self, adapter: AdapterId, best: Weighed, weighed: list[Weighed]) -> Choice:
-        state = self._residency.holders(adapter)[best.mine.id]
-        awaited, telling, new_load_s = _NONE, weighed, 0.0
+        state = best.state
+        assert state is not None
+        awaited, telling = _NONE, weighed
         if len(weighed) > 1:
             awaited = frozenset(
                 w.mine.id
@@ -207,33 +274,20 @@ class Router:
                 for this in weighed
                 if this is best or this.step == 0 or this.expected_s < best.expected_s
             ]
-        if best.load_s and self._under_way_since(best.mine, state) is None:
-            new_load_s = best.load_s
-        kind = _kind(best, home=weighed[0])
-        return Choice(best.mine.id, kind, state.digest, new_load_s, telling, awaited)
+        kind = kind_of(best, home=weighed[0])
+        cold = bool(best.load_s) and self._scales.begins_cold(best.mine, state)
+        return Choice(best.mine.id, kind, state.digest, cold, telling, awaited)
 
-    def _no_candidate(self, mine: Replica, adapter: AdapterId | None) -> CandidateTerms:
-        state = None if adapter is None else self._residency.holders(adapter).get(mine.id)
+    def _no_candidate(self, mine: Replica, model: Model) -> CandidateTerms:
+        state = None
+        if model is not None and not isinstance(model, Base):
+            state = self._residency.holders(model).get(mine.id)
         refused = "absent" if mine.serving else mine.state.value
         tier = None if state is None else state.tier
-        return CandidateTerms(mine.id, -1, tier, mine.load, 0, 0.0, 0.0, 0.0, 0.0, refused)
+        return CandidateTerms(
+            mine.id, -1, tier, mine.load, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, refused
+        )
 
 
-_Candidate = tuple[Replica, AdapterState | None]
-
-
-def _relative_load(mine: Replica) -> tuple[float, ReplicaId]:
-    return (mine.load / max(1, mine.capacity), mine.id)
-
-
-def _in_slot(state: AdapterState) -> bool:
-    return state.tier is Tier.GPU and state.status is AdapterStatus.READY
-
-
-def _kind(chosen: Weighed, home: Weighed) -> Kind:
-    resident = chosen.state is not None and chosen.state.tier is not Tier.DISK
-    if chosen is home:
-        return Kind.HOME if resident else Kind.COLD
-    if resident:
-        return Kind.WARM
-    return Kind.SPILL if home.refused else Kind.COLD
+def _is_base(model: Model) -> bool:
+    return model is None or isinstance(model, Base)

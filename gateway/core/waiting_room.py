@@ -42,7 +42,7 @@ class Ticket:
 
     @property
     def key(self) -> Key:
-        return (self.arrival.adapter, self.tried)
+        return (self.arrival.model, self.tried)
 
 
 class WaitingRoom:
@@ -53,6 +53,11 @@ class WaitingRoom:
         self._tickets: OrderedDict[RequestId, Ticket] = OrderedDict()  # by entry
         self._freed: set[ReplicaId] = set()
         self._nearer: set[AdapterId] = set()
+
+    @property
+    def gap(self) -> float:
+        """Of service between tenants that wait, in weighted tokens for a weight of 1."""
+        return self._queue.gap
 
     # -- in and out
 
@@ -109,6 +114,18 @@ class WaitingRoom:
             return False
         self._queue.remove(request)
         return True
+
+    # -- several gateways
+
+    def take_served(self) -> dict[TenantId, float]:
+        """What each tenant really cost since this was last asked."""
+        return self._queue.take_served()
+
+    def running(self) -> dict[TenantId, float]:
+        return self._queue.running()
+
+    def served_elsewhere(self, tenant: TenantId, served: float, running: float) -> None:
+        self._queue.served_elsewhere(tenant, served, running)
 
     # -- passing over
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 import orjson
 
 from gateway.config import ReplicaEntry
-from gateway.connection import (
+from gateway.exchange import (
     ConnectFailed,
     Flow,
     Headers,

@@ -98,13 +98,52 @@ templates that ask get the same.
     secretKeyRef: {name: {{ index . 1 }}, key: {{ index . 2 }}}
 {{- end -}}
 
+{{/*
+Every pool of replicas, as {NAME: values}: `replica` itself, and each of `pools` laid over it. One pool
+is one StatefulSet with one base. Call with `fromYaml`.
+*/}}
+{{- define "loraplex.pools" -}}
+{{- $pools := dict "replica" .Values.replica -}}
+{{- range $name, $over := .Values.pools -}}
+{{- $merged := mergeOverwrite (deepCopy $.Values.replica) $over -}}
+{{- /* A volume has one source: another one replaces it. */ -}}
+{{- range $part := list "base" "adapters" -}}
+{{- with dig $part "volume" nil $over -}}
+{{- $_ := set (get $merged $part) "volume" . -}}
+{{- end -}}
+{{- end -}}
+{{- $_ := set $pools (printf "replica-%s" $name) $merged -}}
+{{- end -}}
+{{- toYaml $pools -}}
+{{- end -}}
+
+{{/* Labels that select one pool's pods. Call with (list $ "replica"). */}}
+{{- define "loraplex.poolSelector" -}}
+{{ include "loraplex.selector" (list (index . 0) "replica") }}
+loraplex.io/pool: {{ index . 1 }}
+{{- end -}}
+
+{{/* Spread over nodes and zones where the cluster can. Call with (list $ "gateway"). */}}
+{{- define "loraplex.spread" -}}
+topologySpreadConstraints:
+{{- range $key := list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
+  - maxSkew: 1
+    topologyKey: {{ $key }}
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels: {{- include "loraplex.selector" $ | nindent 8 }}
+{{- end }}
+{{- end -}}
+
 {{/* The gateway's file. No secret here: admin.key, fleet.token and store.url come from the environment. */}}
 {{- define "loraplex.gatewayConfig" -}}
 {{- $name := include "loraplex.fullname" . -}}
 {{- $replicas := list }}
-{{- range $i := until (int .Values.replica.count) }}
-{{- $id := printf "%s-replica-%d" $name $i }}
+{{- range $pool, $values := include "loraplex.pools" . | fromYaml }}
+{{- range $i := until (int (ternary $.Values.keda.max $values.count $.Values.keda.enabled)) }}
+{{- $id := printf "%s-%s-%d" $name $pool $i }}
 {{- $replicas = append $replicas (dict "id" $id "url" (printf "http://%s.%s-replica.%s.svc:8000" $id $name $.Release.Namespace)) }}
+{{- end }}
 {{- end }}
 {{- $chart := dict
   "listen" (dict "host" "0.0.0.0" "port" 8080)
@@ -114,8 +153,11 @@ templates that ask get the same.
 {{- toYaml (merge $chart .Values.gateway.config) -}}
 {{- end -}}
 
-{{/* The replica's file. No secret here: fleet_token comes from the environment; name from the pod. */}}
+{{/*
+The replica's file. No secret here: fleet_token comes from the environment; name from the pod.
+Call with a pool's values.
+*/}}
 {{- define "loraplex.replicaConfig" -}}
 {{- $chart := dict "base" "/models" "adapters" "/adapters" "host" "0.0.0.0" "port" 8000 -}}
-{{- toYaml (merge $chart .Values.replica.config) -}}
+{{- toYaml (merge $chart .config) -}}
 {{- end -}}

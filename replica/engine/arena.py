@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -106,8 +107,9 @@ class Arena:
             source = host.flat[run.host : run.host + run.elements]
             memory[start : start + run.elements].copy_(source, non_blocking=True)
         self._placed[index] = _Placed(host.ranks, layout, tuple(pages))
-        self.sections[index] = self._table(layout, pages).to(self.device)
-        self.ranks[index] = torch.tensor(host.ranks, dtype=torch.int32, device=self.device)
+        ranks = torch.tensor(host.ranks, dtype=torch.int32)
+        self.sections[index].copy_(self._sent(self._table(host.ranks, pages)), non_blocking=True)
+        self.ranks[index].copy_(self._sent(ranks), non_blocking=True)
 
     def clear(self, slot: int) -> None:
         """Forget what the slot names. Its pages are left as they are."""
@@ -139,15 +141,18 @@ class Arena:
             raise ValueError(f"no slot {slot}: there are {len(self._placed)}")
         return slot
 
+    def _sent(self, table: Tensor) -> Tensor:
+        """Where a copy to the device that nobody waits for may begin."""
+        return table.pin_memory() if self.device.type == "cuda" else table
+
     def _start(self, section: Section, pages: Sequence[int]) -> int:
         return pages[section.page] * self.page_elements + section.at
 
-    def _table(self, layout: Layout, pages: Sequence[int]) -> Tensor:
+    def _table(self, ranks: Ranks, pages: Sequence[int]) -> Tensor:
         table = torch.full(self.sections.shape[1:], -1, dtype=torch.int64)
-        if layout.sections:
-            places = torch.tensor([each[:4] for each in layout.sections]).unbind(1)
-            starts = [self._start(each, pages) for each in layout.sections]
-            table[places] = torch.tensor(starts)
+        cells, own, at = _cells(ranks, self.config, self.page_elements, table.shape[-1])
+        owned = torch.tensor(pages, dtype=torch.int64)
+        table.view(-1)[cells] = owned[own] * self.page_elements + at
         return table
 
     def _views(self, placed: _Placed) -> tuple[LayerParts, ...]:
@@ -178,6 +183,25 @@ class Arena:
                 Bt.append((rank, *columns[first.slice], view))
                 rank += rows
         return LoraPart(tuple(A), tuple(Bt))
+
+
+@lru_cache(maxsize=256)
+def _cells(
+    ranks: Ranks, config: ModelConfig, page_elements: int, tiles: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """For each section its cell in a slot's flat table, which of the adapter's pages, and where."""
+    layout = sections.lay_out(ranks, config, page_elements)
+    width = sections.slices(config)
+    rows = [
+        (
+            ((each.layer * width + each.slice) * 2 + each.side) * tiles + each.tile,
+            each.page,
+            each.at,
+        )
+        for each in layout.sections
+    ]
+    columns = torch.tensor(rows, dtype=torch.int64).view(-1, 3).unbind(1)
+    return columns[0].contiguous(), columns[1].contiguous(), columns[2].contiguous()
 
 
 @dataclass(slots=True)

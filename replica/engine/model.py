@@ -16,11 +16,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, linear, silu
+from torch.nn.functional import embedding, silu
 
 from replica.engine.attention import AttentionPlan
 from replica.engine.kernels import GatheredPlan
 from replica.engine.lora import LoraLinear
+from replica.engine.quantised import product
 from replica.engine.rope import rope_frequencies
 from replica.engine.weights import BaseWeights, LayerWeights
 
@@ -33,7 +34,7 @@ class Batch:
     positions: Tensor  # [tokens]
     attention: AttentionPlan
     adapters: GatheredPlan | None  # None: no row of the step has one
-    last: Tensor  # [samples] the places whose logits are wanted
+    last: Tensor  # [samples] the places that draw a token
 
 
 class Model:
@@ -56,7 +57,7 @@ class Model:
         self._frequencies = frequencies.to(weights.embed.device)
 
     def forward(self, batch: Batch, kv: Tensor) -> Tensor:
-        """Logits [samples, vocab] in float32; writes the new keys and values into `kv`."""
+        """Hidden states [tokens, hidden]; writes the new keys and values into `kv`."""
         h = embedding(batch.ids, self._weights.embed)
         rotation = self._rotation(batch.positions, h.dtype)
         adapters = batch.adapters
@@ -69,8 +70,12 @@ class Model:
             x = rms_norm(h, each.post_norm, self._config.rms_norm_eps)
             gate, up = gate_up(x, adapters).chunk(2, dim=-1)
             h = h + down(silu(gate) * up, adapters)
-        h = rms_norm(h[batch.last], self._weights.norm, self._config.rms_norm_eps)
-        return linear(h, self._weights.head).float()
+        return h
+
+    def logits(self, h: Tensor) -> Tensor:
+        """Of some tokens' hidden states [n, hidden]: [n, vocab] in float32."""
+        h = rms_norm(h, self._weights.norm, self._config.rms_norm_eps)
+        return product(h, self._weights.head, None).float()
 
     def _rotated(self, qkv: Tensor, layer: LayerWeights, rotation: tuple[Tensor, Tensor]) -> Tensor:
         """qkv [tokens, (heads + 2 kv) d] -> [tokens, heads + 2 kv, d], queries and keys ready."""

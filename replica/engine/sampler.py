@@ -27,6 +27,9 @@ from replica.engine.steering import steer
 BROKEN: Final = -1
 """In place of a token: this row's logits were NaN or infinite, or its grammar gave up."""
 
+NO_TOKEN: Final = -2
+"""In place of a token: this row drew none, it only scored a part of its prompt."""
+
 _NUCLEUS: Final = 256
 """Candidates sorted at first; the few rows that need more are sorted whole."""
 
@@ -36,6 +39,7 @@ class Drawn:
     token: int
     logprob: float | None = None  # None: not asked for
     top: tuple[tuple[int, float], ...] = ()  # the likeliest tokens, best first
+    prompt: tuple[Drawn, ...] = ()  # its row's `targets`, scored
 
 
 def draw(logits: Tensor, rows: Sequence[Row], ends: frozenset[int] = frozenset()) -> list[Drawn]:
@@ -60,6 +64,15 @@ def draw(logits: Tensor, rows: Sequence[Row], ends: frozenset[int] = frozenset()
         _describe(token, row, logprobs.get(i)) if ok and i not in lost else Drawn(BROKEN)
         for i, (row, token, ok) in enumerate(zip(rows, tokens.tolist(), finite, strict=True))
     ]
+
+
+def score(logits: Tensor, targets: Sequence[int], top: int) -> list[Drawn]:
+    """logits [n, vocab] at the places before these n tokens: what the model gave for each."""
+    logprobs = torch.log_softmax(logits, dim=-1)
+    own = logprobs.gather(-1, torch.tensor(targets, device=logits.device)[:, None])[:, 0]
+    values, ids = logprobs.topk(min(top, logprobs.shape[-1]), dim=-1)
+    rows = zip(targets, own.tolist(), ids.tolist(), values.tolist(), strict=True)
+    return [Drawn(token, at, tuple(zip(best, of, strict=True))) for token, at, best, of in rows]
 
 
 def uniform(seed: int | str, drawn: int) -> float:

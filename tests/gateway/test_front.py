@@ -231,3 +231,20 @@ async def test_a_body_of_many_reads_passes_whole(fleet) -> None:
             assert (await read_reply(reader))[0] == b"HTTP/1.1 200 OK"
             assert len(one.received[-1][1]["user"]) == size
         writer.close()
+
+
+async def test_the_time_of_one_body_is_not_taken_for_that_of_the_next(fleet, monkeypatch) -> None:
+    """Of requests with one head: a timer left over would give bytes to a reader twice."""
+    monkeypatch.setattr(front, "_GATHER_S", 0.2)
+    async with fleet(ScriptedReplica("replica-0")) as it:
+        reader, writer = await connected(it)
+        whole = request(it)
+        head, body = whole[: whole.index(b"\r\n\r\n") + 4], whole[whole.index(b"\r\n\r\n") + 4 :]
+        for pause_s in (0.0, 0.15, 0.1, 0.0):  # head and body apart, and then time for old timers
+            writer.write(head)
+            await asyncio.sleep(pause_s)
+            writer.write(body)
+            status, _, _ = await read_reply(reader)
+            assert status == b"HTTP/1.1 200 OK"
+            await asyncio.sleep(0.12)
+        writer.close()

@@ -12,10 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted import BASE, DONE, USAGE, chunk, chunks, event, read_reply, until, usage_event
 
-from gateway.connection import Connection, Headers, ReplyLost, ReplyUnfit
+from gateway.connection import Connection
+from gateway.exchange import Headers, ReplyLost, ReplyUnfit
+from gateway.framework import Written as KnowsNothing
+from gateway.framework import reply_to
 from gateway.relay import Relay
 from gateway.reply import Reply
-from gateway.reply import Written as KnowsNothing
 from shared.clock import monotonic
 from shared.framing import FrameTooLong
 from shared.messages import Usage
@@ -317,7 +319,7 @@ async def serve() -> AsyncIterator[Serve]:
     async def start(write: Callable[[Reply], Awaitable[None]], stall_s: float = 5.0) -> int:
         async def handle(request: web.Request) -> web.StreamResponse:
             await request.read()
-            reply = Reply.to(request, stall_s=stall_s)
+            reply = reply_to(request, stall_s=stall_s)
             reply.headers["x-request-id"] = "r1"
             try:
                 await write(reply)

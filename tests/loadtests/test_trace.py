@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadtests.description import describe, fit_skew
-from loadtests.recipe import Recipe, generate, zipf
+from loadtests.popularity import Popularity, shares, zipf
+from loadtests.recipe import Recipe, generate
+from loadtests.tide import Tide
 from loadtests.trace import Arrival, BadTrace, decode, encode, read, write
 from shared.ids import AdapterId, TenantId
 
@@ -23,10 +25,23 @@ arrivals = st.builds(
     adapter=st.none() | names.map(AdapterId),
     prompt_tokens=st.integers(1, 1 << 20),
     output_tokens=st.integers(1, 1 << 20),
+    session=st.none() | names,
 )
 traces = st.lists(arrivals, max_size=20).map(lambda a: tuple(sorted(a, key=lambda row: row.at_s)))
+tides = st.builds(
+    Tide,
+    amplitude=st.floats(0, 0.95),
+    period_s=st.floats(1, 1e5),
+    flash_at_s=st.floats(0, 1e3),
+    flash_s=st.floats(0, 1e3),
+    flash_factor=st.floats(1, 100),
+)
 recipes = st.builds(
     Recipe,
+    burstiness=st.sampled_from([1.0]) | st.floats(0.2, 10),
+    tide=st.just(Tide()) | tides,
+    drift_s=st.just(0.0) | st.floats(1, 1e3),
+    session_requests=st.just(1.0) | st.floats(1, 10),
     seed=st.integers(0, 1 << 32),
     arrivals=st.integers(1, 200),
     rate_per_s=st.floats(0.1, 1e4),
@@ -96,10 +111,82 @@ def test_a_description_says_what_the_recipe_said() -> None:
     assert told.gap_cv == pytest.approx(1, abs=0.05)
     assert told.base_share == pytest.approx(0.2, abs=0.02)
     assert told.skew == pytest.approx(1.1, abs=0.05)
-    assert told.prompt_tokens_mean == pytest.approx(128, rel=0.05)
-    assert told.output_tokens_mean == pytest.approx(64, rel=0.05)
+    assert told.prompt.mean == pytest.approx(128, rel=0.05)
+    assert told.output.mean == pytest.approx(64, rel=0.05)
     assert told.tenants == 10
+    assert told.prompt.sigma == pytest.approx(0.8, abs=0.05)
+    assert told.dispersion["10 s"] == pytest.approx(1, abs=0.6)
     assert 20 < told.adapters_for_80_percent < 100
+
+
+@given(tides, st.floats(0, 1e4), st.floats(0, 1e3))
+def test_time_change_keeps_order_and_is_undone_by_its_inverse(
+    tide: Tide, at_s: float, later_s: float
+) -> None:
+    assert tide.elapsed(at_s + later_s) >= tide.elapsed(at_s)
+    assert tide.at(tide.elapsed(at_s)) == pytest.approx(at_s, rel=1e-9, abs=1e-6)
+    assert 0 <= tide.crowd_share(at_s) < 1
+
+
+@pytest.mark.parametrize("kind", list(Popularity))
+@given(count=st.integers(1, 400))
+def test_shares_fall_with_rank_and_sum_to_one(kind: Popularity, count: int) -> None:
+    told = shares(kind, count)
+    assert len(told) == count
+    assert math.fsum(told) == pytest.approx(1)
+    assert all(a >= b * (1 - 1e-9) for a, b in pairwise(told))
+
+
+def test_functions_popularity_has_the_shape_that_was_measured() -> None:
+    """Azure Functions: the first k of N take (k / N)^0.19 of the invocations."""
+    told = list(accumulate(shares(Popularity.FUNCTIONS, 1000)))
+    assert told[9] == pytest.approx((10 / 1000) ** 0.19)
+
+
+@pytest.mark.parametrize("burstiness", [0.5, 3.0])
+def test_gaps_vary_as_much_as_the_recipe_says(burstiness: float) -> None:
+    recipe = Recipe(arrivals=20_000, burstiness=burstiness)
+    told = describe(tuple(generate(recipe)))
+    assert told.gap_cv == pytest.approx(burstiness, rel=0.1)
+    assert told.rate_per_s == pytest.approx(recipe.rate_per_s, rel=0.1)
+
+
+def test_a_flash_crowd_asks_for_its_own_adapter_while_it_lasts_and_not_after() -> None:
+    tide = Tide(flash_at_s=100, flash_s=50, flash_factor=5)
+    rows = tuple(generate(Recipe(arrivals=4000, tide=tide, adapters=50, crowd_adapter=49)))
+    inside = [row for row in rows if 100 <= row.at_s < 150]
+    assert len(inside) == pytest.approx(50 * 10 * 5, rel=0.1)
+    wanted = sum(row.adapter == "adapter-49" for row in inside) / len(inside)
+    assert wanted == pytest.approx(0.8, abs=0.05)
+    outside = [row for row in rows if not 100 <= row.at_s < 150]
+    assert sum(row.adapter == "adapter-49" for row in outside) / len(outside) < 0.05
+
+
+def test_a_day_has_a_full_and_an_empty_half() -> None:
+    tide = Tide(amplitude=0.8, period_s=100)
+    rows = [row.at_s for row in generate(Recipe(arrivals=1000, tide=tide)) if row.at_s < 100]
+    full = sum(at_s < 50 for at_s in rows)
+    assert full / len(rows) == pytest.approx(0.5 + 0.8 / math.pi, abs=0.05)
+
+
+def test_popularity_drifts_from_adapter_to_adapter() -> None:
+    rows = tuple(generate(Recipe(arrivals=4000, adapters=20, skew=2.0, drift_s=100)))
+    for moved in range(3):
+        part = [row.adapter for row in rows if moved * 100 <= row.at_s < (moved + 1) * 100]
+        assert Counter(part).most_common(1)[0][0] == f"adapter-{-moved % 20:02d}"
+
+
+def test_a_session_keeps_its_adapter_and_its_prompts_grow() -> None:
+    recipe = Recipe(arrivals=4000, session_requests=5, think_s=1, prompt_tokens_max=1 << 20)
+    rows = tuple(generate(recipe))
+    assert [row.at_s for row in rows] == sorted(row.at_s for row in rows)
+    sessions: dict[str | None, list[Arrival]] = {}
+    for row in rows:
+        sessions.setdefault(row.session, []).append(row)
+    assert len(rows) / len(sessions) == pytest.approx(5, rel=0.2)
+    for turns in sessions.values():
+        assert len({(turn.adapter, turn.tenant) for turn in turns}) == 1
+        assert all(a.prompt_tokens < b.prompt_tokens for a, b in pairwise(turns))
 
 
 def test_every_adapter_has_one_tenant() -> None:

@@ -30,7 +30,9 @@ async def test_loading_twice_is_refused_unless_in_place(serve: Any, store: Path)
     served = await serve(adapters=store)
     body = {"lora_name": "ada", "lora_path": "ada"}
     assert (await served.post(LOAD, body))[0] == 200  # known from its folder, not by a call
-    assert (await served.adapter("ada"))["tier"] == "host"
+    ada = await served.adapter("ada")
+    assert (ada["tier"], ada["canary"]) == ("gpu", "passed")
+    assert (await served.adapter("bob"))["canary"] == "pending"
     status, reply = await served.post(LOAD, body)
     assert (status, reply["error"]["code"]) == (400, "already_loaded")
     assert (await served.post(LOAD, {**body, "load_inplace": True}))[0] == 200
@@ -280,3 +282,27 @@ async def test_weights_that_are_not_finite_are_refused(serve: Any, store: Path) 
     save_file(tensors, weights)
     served = await serve(adapters=store)
     assert "non_finite" in (await served.adapter("ada"))["reason"]
+
+
+async def test_a_load_may_insist_on_a_digest(serve: Any, store: Path) -> None:
+    served = await serve(adapters=store)
+    digest = (await served.adapter("ada"))["digest"]
+    body = {"lora_name": "x", "lora_path": "ada"}
+    status, reply = await served.post(LOAD, {**body, "digest": "0" * 64})
+    assert (status, reply["error"]["code"]) == (400, "digest_mismatch")
+    assert (await served.get("/v1/models/x"))[0] == 404
+    assert (await served.post(LOAD, {**body, "digest": digest}))[0] == 200
+
+
+async def test_adapters_are_warmed_into_free_slots_and_none_is_emptied_for_it(serve: Any) -> None:
+    served = await serve()
+    cache, slots = served.replica.engine.cache, served.replica.front.report.slots
+    body = {"adapters": ["ada", "bob", "cyd", "dee"], "tier": "gpu"}
+    assert (await served.post("/prefetch", body))[0] == 202
+    await served.until(lambda: cache.slots_used == slots)
+    await served.until(lambda: cache.slot_of("ada") is not None)
+    held = {name: cache.slot_of(name) for name in body["adapters"]}
+    await served.post("/prefetch", {"adapters": ["eve"], "tier": "gpu"})
+    assert {name: cache.slot_of(name) for name in body["adapters"]} == held
+    assert cache.slot_of("eve") is None
+    assert await served.tokens("eve")  # nobody holds what was only warmed

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.fleet import FIRST_HEARTBEAT_S, LOOK_S, Conduct, Fleet, ReplicaState
+from gateway.core.fleet import Conduct, Fleet, ReplicaState
+from gateway.core.silence import FIRST_HEARTBEAT_S, LOOK_S
 from shared.ids import AdapterId, ReplicaId, RequestId
 from shared.messages import ReplicaReport
 
@@ -51,23 +52,23 @@ def test_a_replica_is_open_from_its_first_report_on() -> None:
 def test_silence_for_three_heartbeats_is_due_once_and_never_late() -> None:
     fleet = fleet_of(R0, R1)
     fleet.report(report(R1, heartbeat_s=0.5), 1.0)
-    assert fleet.silence_due() <= 2.5
-    assert fleet.silent(2.4) == []
-    assert fleet.silent(2.5) == []  # a report may lie unread
-    assert fleet.silence_due() == 2.5 + LOOK_S
-    assert fleet.silent(2.5 + LOOK_S) == [R1]
+    assert fleet.silence.due <= 2.5
+    assert fleet.silence.silent(2.4) == []
+    assert fleet.silence.silent(2.5) == []  # a report may lie unread
+    assert fleet.silence.due == 2.5 + LOOK_S
+    assert fleet.silence.silent(2.5 + LOOK_S) == [R1]
     fleet.lose(R1, 2.6)
-    assert fleet.silence_due() == 3.0
-    assert fleet.silent(3.0) == []
-    assert fleet.silent(3.0 + LOOK_S) == [R0]
+    assert fleet.silence.due == 3.0
+    assert fleet.silence.silent(3.0) == []
+    assert fleet.silence.silent(3.0 + LOOK_S) == [R0]
     fleet.lose(R0, 3.1)
-    assert fleet.silent(1e9) == []
+    assert fleet.silence.silent(1e9) == []
 
 
 def test_a_replica_that_never_speaks_is_lost() -> None:
     fleet = fleet_of(R0, heard=False)
-    assert fleet.silent(3 * FIRST_HEARTBEAT_S) == []
-    assert fleet.silent(3 * FIRST_HEARTBEAT_S + LOOK_S) == [R0]
+    assert fleet.silence.silent(3 * FIRST_HEARTBEAT_S) == []
+    assert fleet.silence.silent(3 * FIRST_HEARTBEAT_S + LOOK_S) == [R0]
 
 
 def test_a_lost_replica_is_back_with_its_next_report() -> None:
@@ -76,7 +77,7 @@ def test_a_lost_replica_is_back_with_its_next_report() -> None:
     assert not fleet.open
     fleet.report(report(), 100.0)
     assert set(fleet.open) == {R0}
-    assert fleet.silence_due() <= 103.0
+    assert fleet.silence.due <= 103.0
 
 
 def test_a_suspect_gets_nothing_until_it_speaks_again() -> None:

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.breaker import HealthRules
-from gateway.core.fleet import LOOK_S, Conduct, Fleet, ReplicaState
+from gateway.core.fleet import Conduct, Fleet, ReplicaState
 from gateway.core.health import Standing
+from gateway.core.silence import LOOK_S
 from shared.ids import ReplicaId, RequestId
 from shared.messages import ReplicaReport
 
@@ -263,19 +264,19 @@ def test_a_new_boot_owes_nothing() -> None:
 def test_a_loop_that_was_held_up_takes_no_replica_for_silent() -> None:
     it = Fleets(3)
     late = 30.0  # far past every limit; no report was read meanwhile
-    assert it.fleet.silent(late) == []
-    assert it.fleet.silence_due() == late + 1.0  # a heartbeat: all may have been held up with us
+    assert it.fleet.silence.silent(late) == []
+    assert it.fleet.silence.due == late + 1.0  # a heartbeat: all may have been held up with us
     it.now = late + 0.4
     it.report(0)
-    assert it.fleet.silent(late + 0.9) == []
-    assert it.fleet.silent(late + 1.0) == [it.name(1), it.name(2)]
+    assert it.fleet.silence.silent(late + 0.9) == []
+    assert it.fleet.silence.silent(late + 1.0) == [it.name(1), it.name(2)]
 
 
 def test_a_poll_in_time_looks_once_more_and_only_once() -> None:
     it = Fleets(1)
-    assert it.fleet.silent(3.0) == []
-    assert it.fleet.silent(3.0 + LOOK_S / 2) == []
-    assert it.fleet.silent(3.0 + LOOK_S) == [it.name(0)]
+    assert it.fleet.silence.silent(3.0) == []
+    assert it.fleet.silence.silent(3.0 + LOOK_S / 2) == []
+    assert it.fleet.silence.silent(3.0 + LOOK_S) == [it.name(0)]
 
 
 moves = st.tuples(

@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.fleet import Conduct, Fleet
+from gateway.core.pool import Pool
 from gateway.core.residency import ResidencyMap
 from gateway.core.ring import AdapterRing
 from gateway.core.router import Choice, Kind, Router
+from gateway.core.scales import Scales
 from shared.ids import AdapterId, ReplicaId, RequestId
 from shared.messages import AdapterState, AdapterStatus, ReplicaReport, Tier
 
@@ -27,17 +29,21 @@ class World:
 
     load_factor: float = 1.25
     load_floor: int = 8
-    ring: AdapterRing = field(default_factory=lambda: AdapterRing(vnodes=16))
     residency: ResidencyMap = field(default_factory=ResidencyMap)
-    fleet: Fleet = field(default_factory=lambda: Fleet(service_s=SERVICE_S, silence_heartbeats=3))
+    fleet: Fleet = field(
+        default_factory=lambda: Fleet(service_s=SERVICE_S, silence_heartbeats=3, vnodes=16)
+    )
     begun: int = 0
     seq: int = 0
 
     def __post_init__(self) -> None:
         self.router = Router(
-            ring=self.ring, residency=self.residency, fleet=self.fleet,
-            load_factor=self.load_factor, load_floor=self.load_floor,
-            host_load_s=HOST_S, disk_load_s=DISK_S, hop_s=HOP_S,
+            residency=self.residency, fleet=self.fleet,
+            scales=Scales(
+                residency=self.residency, load_factor=self.load_factor,
+                load_floor=self.load_floor, load_floor_share=0.0,
+                host_load_s=HOST_S, disk_load_s=DISK_S, hop_s=HOP_S,
+            ),
         )  # fmt: skip
 
     def add(
@@ -61,11 +67,21 @@ class World:
             running=min(load, capacity), waiting=max(0, load - capacity), pages_total=1,
             pages_free=1, max_model_len=128, heartbeat_s=1, adapters=(*mine, *others),
         )  # fmt: skip
-        self.ring.add(replica)
         self.fleet.add(replica, now)
         self.residency.apply(report, now)
         self.fleet.report(report, now)
         return replica
+
+    @property
+    def pool(self) -> Pool:
+        """The only one, or that of the first replica."""
+        pool = self.fleet.pools.of(next(iter(self.fleet.replicas)))
+        assert pool is not None
+        return pool
+
+    @property
+    def ring(self) -> AdapterRing:
+        return self.pool.ring
 
     def begin(self, replica: ReplicaId, adapter: AdapterId | None, now: float = 0) -> None:
         self.begun += 1
@@ -113,7 +129,7 @@ def test_a_choice_is_allowed_under_its_bound_and_exists_whenever_there_is_room(
     replicas: list[tuple[Tier | None, int, int, str]], factor: float, floor: int, base: bool
 ) -> None:
     world = World(load_factor=factor, load_floor=floor)
-    tried, room = set(), {}
+    tried, room, spare = set(), {}, [0, 0]
     for i, (tier, load, capacity, state) in enumerate(replicas):
         replica = world.add(i, tier, load=load, capacity=capacity)
         if state == "tried":
@@ -126,6 +142,9 @@ def test_a_choice_is_allowed_under_its_bound_and_exists_whenever_there_is_room(
         elif state == "suspect":
             world.suspect(replica)
         limit = capacity + max(1, capacity // 8)
+        if state in ("up", "tried") and load < limit:
+            spare[0] += load
+            spare[1] += capacity
         if state == "up" and load < limit and (base or tier is not None):
             room[replica] = (load, capacity)
     adapter = None if base else SQL
@@ -133,7 +152,8 @@ def test_a_choice_is_allowed_under_its_bound_and_exists_whenever_there_is_room(
     assert (choice is None) == (not room)
     if choice is not None:
         load, capacity = room[choice.replica]
-        mean = (1 + sum(load for load, _ in room.values())) / sum(c for _, c in room.values())
+        theirs = (1 + sum(load for load, _ in room.values())) / sum(c for _, c in room.values())
+        mean = max((1 + spare[0]) / spare[1], theirs)  # the pool's, or theirs if all are above it
         assert load + 1 <= max(math.ceil(factor * mean * capacity), floor)
         chosen = next(terms for terms in choice.terms if terms.replica == choice.replica)
         assert not chosen.refused
@@ -217,7 +237,7 @@ def test_a_load_under_way_costs_what_is_left_of_it() -> None:
     world.add(second, Tier.DISK, status=AdapterStatus.LOADING, now=10.0)
     choice = world.pick(now=10.1)
     assert choice.replica == f"replica-{second}"
-    assert choice.new_load_s == 0
+    assert not choice.cold
     terms = {t.replica: t for t in choice.terms}
     assert terms[ReplicaId(f"replica-{second}")].load_s == pytest.approx(0.05)
     assert terms[ReplicaId(f"replica-{home}")].load_s == DISK_S

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_driver import Driver
+from engine_driver import Driver, load, pool_pages
 from torch import Tensor
 
 from replica.core.step import BASE_SLOT
@@ -65,7 +65,7 @@ def runner(folder: Path) -> Runner:
     store = AdapterFolder(folder / "adapters", 16, runner.config)
     assert all(isinstance(found, Found) for found in store.scan())
     for slot, name in enumerate(ADAPTERS):
-        runner.load(slot, store.read(AdapterId(name)))
+        load(runner, slot, store.read(AdapterId(name)), PAGES)
     return runner
 
 
@@ -100,7 +100,7 @@ def _runner(base: Path) -> Runner:
         base_dir=base,
         slots=len(ADAPTERS),
         max_rank=16,
-        pages=PAGES,
+        pages=pool_pages(PAGES, len(ADAPTERS)),
         page_tokens=PAGE_TOKENS,
         threads=1,
     )

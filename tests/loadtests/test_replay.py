@@ -1,4 +1,4 @@
-"""The replay against a small streaming server on a real socket.
+"""Both replays against a small streaming server on a real socket.
 
 Locust patches the standard library on import, so it only ever runs as a process of its own.
 """
@@ -9,14 +9,18 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 
+from loadtests import outcome as outcomes
 from loadtests import trace as traces
+from loadtests.replay import Target
+from loadtests.replay import replay as replay_here
+from loadtests.report import figures, report
 from loadtests.trace import Arrival
 from shared.clock import monotonic
 from shared.ids import AdapterId, TenantId
@@ -39,7 +43,12 @@ class Server:
         fault = self.breaks.pop() if self.breaks else ""
         if fault == "refused":
             return web.json_response({"error": {"message": "no"}}, status=429)
-        reply = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        told = {
+            "x-loraplex-replica": "r0",
+            "x-loraplex-placement": "home",
+            "x-loraplex-queue-ms": "2",
+        }
+        reply = web.StreamResponse(headers={"Content-Type": "text/event-stream"} | told)
         await reply.prepare(request)
         await reply.write(b": waiting\n\n")
         for _ in range(4):
@@ -148,3 +157,61 @@ async def test_a_tenant_without_a_key_stops_the_replay_before_anything_is_sent(
     assert result.code == 2, result.output
     assert "no key for stranger" in result.output
     assert server.seen == []
+
+
+async def test_both_generators_send_the_same_work_and_see_the_same_times(
+    server: Server, tmp_path: Path
+) -> None:
+    result = await replay(
+        tmp_path, server.url, "--late-p99-ms", "5000", "--outcomes", str(tmp_path / "locust.jsonl")
+    )
+    assert result.code == 0, result.output
+    by_locust = outcomes.read(tmp_path / "locust.jsonl")
+    sent, server.seen = server.seen, []
+    target = Target(url=server.url, keys={"a": "key-a", "b": "key-b"})
+    by_asyncio = await replay_here(ROWS, target)
+    assert [key_body for _, *key_body in server.seen] == [key_body for _, *key_body in sent]
+    for done in (by_locust, by_asyncio):
+        assert [row.failure for row in done] == [""] * len(ROWS)
+        assert {(row.replica, row.placement, row.queue_ms) for row in done} == {("r0", "home", 2.0)}
+        for row in done:
+            assert row.first_s is not None
+            assert row.itl_s is not None
+            assert row.first_s >= GAP_S * 0.9
+            assert row.itl_s == pytest.approx(GAP_S, abs=0.08)
+
+
+async def test_every_way_to_fail_is_an_outcome_of_its_own(server: Server, tmp_path: Path) -> None:
+    server.breaks = ["cut", "lost", "refused"]
+    target = Target(url=server.url, keys={"a": "key-a", "b": "key-b"})
+    done = await replay_here(ROWS[:4], target)
+    assert {row.failure for row in done} == {
+        "",
+        "HTTP 429",
+        "error in the stream: replica lost",
+        "the stream ended without [DONE]",
+    }
+    told = figures(done)
+    assert (told["sent"], told["failed"]) == (4, 3)
+    gone = await replay_here(ROWS[:1], replace(target, url="http://127.0.0.1:1"))
+    assert gone[0].failure.startswith("no answer")
+    outcomes.write(done, tmp_path / "run.jsonl")
+    assert outcomes.read(tmp_path / "run.jsonl") == done
+    assert len(outcomes.as_csv(done).splitlines()) == 5
+
+
+async def test_the_report_says_when_the_generator_fell_behind(server: Server) -> None:
+    target = Target(url=server.url, keys={"a": "key-a", "b": "key-b"})
+    done = await replay_here(ROWS, target)
+    for row in done:
+        row.late_s = 0.0
+    assert "fell behind" not in report(done, title="run")
+    done[0].late_s = 1.0
+    text = report(done, title="run")
+    assert "fell behind" in text
+    assert text.count("<svg") == 6
+    assert "r0" in text
+
+
+def test_a_report_of_nothing_is_still_a_page() -> None:
+    assert report((), title="empty").endswith("</html>\n")

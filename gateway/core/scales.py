@@ -1,0 +1,162 @@
+"""The scales: what one candidate costs, and the bound that it must stay under.
+
+    expected_s = queue_s    (load + 1 - capacity) places to wait for, at service_s each
+               + load_s     0 in a slot; from host memory or disk its bytes at the rate that the
+                            replica measured, or host_load_s and disk_load_s before it has; what is
+                            left of it when the load is under way (reported, or begun by us)
+               + slot_s     service_s per adapter too many, when running and pinned ones hold
+                            all slots
+               + hop_s      hop_s per step from home: so ties go home, and no difference smaller
+                            than a step makes an adapter ping-pong
+               + crowd_s    disk_load_s * u ** 3, u = (load - floor) / (bound - floor): the price
+                            of a scarce place
+               + cold_s     2 * disk_load_s when a load from disk would begin here while another
+                            has the adapter nearer: a second copy displaces a first one, whose next
+                            request then loads it, and it is worth a scarce place elsewhere
+
+The first three are the time to the first token; what follows is what the choice takes from others.
+Prices that grow steeply towards the bound are those of online load balancing (Aspnes, Azar, Fiat,
+Plotkin & Waarts, 1997): the last places belong to adapters that have no other owner, so those with
+several leave them while they can.
+
+    floor = max(load_floor, ceil(load_floor_share * capacity))
+    bound = max(floor, floor of load_factor * mean * capacity, ceil of mean * capacity)
+
+A merged replica has its own bound: all its places.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from gateway.core.fleet import Replica
+from gateway.core.pool import Pool
+from gateway.core.residency import ResidencyMap
+from gateway.core.terms import Tried, Weighed
+from shared.messages import AdapterState, AdapterStatus, Tier
+
+_EPSILON = 1e-9
+_SECOND_COPY = 2
+
+Candidate = tuple[Pool, Replica, AdapterState | None]
+
+
+class Scales:
+    def __init__(
+        self,
+        *,
+        residency: ResidencyMap,
+        load_factor: float,
+        load_floor: int,
+        load_floor_share: float,
+        host_load_s: float,
+        disk_load_s: float,
+        hop_s: float,
+    ) -> None:
+        self._residency = residency
+        self._load_factor = load_factor
+        self._load_floor = load_floor
+        self._load_floor_share = load_floor_share
+        self._load_s = {Tier.GPU: 0.0, Tier.HOST: host_load_s, Tier.DISK: disk_load_s}
+        self.hop_s = hop_s
+        self.disk_load_s = disk_load_s
+        self.second_copy_s = (1 + _SECOND_COPY) * disk_load_s
+
+    def per_capacity(self, pool: Pool) -> float:
+        if pool.key.merged is not None:
+            return math.inf
+        return self._load_factor * (pool.load + 1) / pool.capacity if pool.capacity else 0.0
+
+    def their_mean(self, candidates: Iterable[Candidate], tried: Tried) -> float:
+        load, capacity = 1, 0
+        for _, mine, _ in candidates:
+            if mine.load < mine.limit and mine.id not in tried:
+                load += mine.load
+                capacity += mine.capacity
+        return self._load_factor * load / capacity if capacity else 0.0
+
+    def weigh(
+        self,
+        pool: Pool,
+        mine: Replica,
+        state: AdapterState | None,
+        step: int,
+        tried: Tried,
+        per_capacity: float,
+        now: float,
+        *,
+        near_elsewhere: bool = False,
+    ) -> Weighed:
+        load, capacity, hop_s = mine.load, mine.capacity, step * self.hop_s
+        floor = bound = mine.limit
+        if per_capacity != math.inf:
+            floor = max(self._load_floor, math.ceil(self._load_floor_share * capacity))
+            share = per_capacity * capacity
+            bound = max(int(share + _EPSILON), math.ceil(share / self._load_factor - _EPSILON))
+            bound = max(bound, floor)
+        if mine.id in tried:
+            refused = "tried"
+        elif load >= mine.limit:
+            refused = "full"
+        else:
+            refused = "bound" if load >= bound else ""
+        waits = load + 1 - capacity
+        queue_s = waits * mine.service_s if waits > 0 else 0.0
+        load_s = slot_s = cold_s = crowd_s = 0.0
+        if state is not None:
+            if not _in_slot(state):
+                load_s, slot_s = self._load_terms(mine, state, now)
+                if near_elsewhere and load_s and self.begins_cold(mine, state):
+                    cold_s = _SECOND_COPY * self.disk_load_s
+            if load > floor:
+                crowd_s = self.disk_load_s * min(1.0, (load - floor) / max(1, bound - floor)) ** 3
+        return Weighed(
+            queue_s + load_s + slot_s + hop_s + crowd_s + cold_s,
+            refused,
+            mine,
+            state,
+            step,
+            load,
+            min(bound, mine.limit),
+            queue_s,
+            load_s,
+            slot_s,
+            hop_s,
+            crowd_s,
+            cold_s,
+        )
+
+    def begins_cold(self, mine: Replica, state: AdapterState) -> bool:
+        """A request there would start a load from disk, not join one."""
+        return state.tier is Tier.DISK and self.under_way_since(mine, state) is None
+
+    def _load_terms(self, mine: Replica, state: AdapterState, now: float) -> tuple[float, float]:
+        """(load_s, slot_s) of an adapter that is not in a slot there."""
+        load_s = self._whole_load_s(mine, state)
+        since = self.under_way_since(mine, state)
+        if since is not None:
+            return max(0.0, load_s - max(0.0, now - since)), 0.0
+        return load_s, max(0, mine.slots_held() + 1 - mine.slots) * mine.service_s
+
+    def _whole_load_s(self, mine: Replica, state: AdapterState) -> float:
+        said, size = mine.said, state.size_bytes
+        if said is None or not size or not said.copy_bytes_per_s:
+            return self._load_s[state.tier]
+        copy_s = size / said.copy_bytes_per_s
+        if state.tier is not Tier.DISK:
+            return copy_s
+        if not said.read_bytes_per_s:
+            return self._load_s[Tier.DISK]
+        return copy_s + size / said.read_bytes_per_s
+
+    def under_way_since(self, mine: Replica, state: AdapterState) -> float | None:
+        """When its load began there: as reported, or for a request of ours."""
+        if state.status is AdapterStatus.LOADING:
+            return self._residency.loading_since(mine.id, state.adapter)
+        use = mine.ours.get(state.adapter)
+        return use.since if use is not None else None
+
+
+def _in_slot(state: AdapterState) -> bool:
+    return state.tier is Tier.GPU and state.status is AdapterStatus.READY

@@ -1,0 +1,313 @@
+"""The fast path of a completion: no task and no wait, for one that nothing holds up.
+
+Why it exists: a task, the futures it waits for and the coroutines that it wakes through cost as
+much as all our features. But most requests wait for nothing of ours: their quota was reserved
+ahead, nobody is before them in the queue, a replica has room and a connection to it is open. Such
+a one is checked, placed and sent on in the turn of the loop that brought it, and counted, entered
+in the bill and answered in the turn that brought the reply.
+
+And it goes by steps: all that came in one turn take the first step, then all the next, because
+what a step touches is then in the processor's caches (measured with cold caches: 226 µs a request
+one by one, 81 µs by sixteen). The bills of one turn are one write to the disk, and only then do
+the last bytes of its replies go out.
+
+The checks, their order and what is taken are the long way's (gateway/handlers.py), by the same
+objects. What is not quite so goes there before it has taken anything; what does not end well goes
+on as a task, which holds the same place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from gateway.auth import Door
+from gateway.connection import Connection
+from gateway.core.dispatcher import Arrival, Placement
+from gateway.errand import Errand, Prices, Settlement
+from gateway.errors import GatewayError, ShuttingDown
+from gateway.exchange import UpstreamError
+from gateway.forward import Forwarder
+from gateway.front import Call, Plain
+from gateway.idempotency import HEADER as IDEMPOTENCY_KEY
+from gateway.names import is_version
+from gateway.pump import Lease, Pump
+from gateway.quota import Quota
+from gateway.relay import Relay
+from gateway.reply import Reply
+from gateway.running import Cancellable, Running
+from gateway.tenants import Tenant
+from shared.ids import RequestId
+from shared.messages import Usage
+from shared.wire import REQUEST_ID
+
+CLIENT_REQUEST_ID: Final = "x-client-request-id"
+_LONG: Final = (IDEMPOTENCY_KEY.lower(), CLIENT_REQUEST_ID)  # they ask for more than a moment
+
+GoneOn = Callable[[Errand, Lease, Exception | None], Coroutine[Any, Any, None]]
+"""Goes on with an errand that holds a place; its first attempt may have failed."""
+
+
+class ShortWay:
+    def __init__(
+        self,
+        *,
+        door: Door,
+        quota: Quota,
+        prices: Prices,
+        pump: Pump,
+        forwarder: Forwarder,
+        settlement: Settlement,
+        running: Running,
+        keepalive_s: float,
+        named: Callable[[], RequestId],
+        understood: Callable[[Tenant, Call, bytes, Reply, RequestId], Errand],
+        gone_on: GoneOn,
+        tell: Callable[[Reply, GatewayError], None],
+    ) -> None:
+        self.door = door
+        self.quota = quota
+        self.prices = prices
+        self.pump = pump
+        self.forwarder = forwarder
+        self.settlement = settlement
+        self.running = running
+        self.keepalive_s = keepalive_s
+        self.named = named
+        self.understood = understood
+        self.gone_on = gone_on
+        self.tell = tell
+        self._come: list[Passage] = []  # in this turn of the loop
+        self._ended: list[Passage] = []
+        self._due = False
+
+    def begin(
+        self,
+        call: Plain,
+        reply: Reply,
+        over: Callable[[], None],
+        otherwise: Callable[[], Cancellable],
+    ) -> Passage | None:
+        """`over` is called when the reply is out, or `otherwise`, at once, to begin it the long
+        way. None: do that now."""
+        header = call.header
+        if self.running.draining or header(_LONG[0]) is not None or header(_LONG[1]) is not None:
+            return None
+        passage = Passage(self, call, reply, over, otherwise)
+        self.running.add(passage)
+        self._come.append(passage)
+        self._soon()
+        return passage
+
+    def ended(self, passage: Passage) -> None:
+        """Its exchange is over."""
+        self._ended.append(passage)
+        self._soon()
+
+    def _soon(self) -> None:
+        if not self._due:
+            self._due = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """All that came in this turn of the loop, step by step. No step raises."""
+        self._due = False
+        ended, self._ended = self._ended, []
+        come, self._come = self._come, []
+        if ended:
+            ended = [one for one in ended if one.answer()]
+            for one in ended:
+                one.leave()
+            for one in ended:
+                one.enter()
+            self.settlement.write()
+            for one in ended:
+                one.let_go()
+        come = [one for one in come if one.understand()]
+        come = [one for one in come if one.take()]
+        come = [one for one in come if one.place()]
+        for one in come:
+            one.send()
+
+
+class Passage:
+    """One completion on the short way, or on the long way that it went on by."""
+
+    __slots__ = (
+        *("_arrival", "_call", "_connection", "_errand", "_failure", "_otherwise", "_over"),
+        *("_placement", "_relay", "_reply", "_task", "_way"),
+    )
+
+    def __init__(
+        self,
+        way: ShortWay,
+        call: Plain,
+        reply: Reply,
+        over: Callable[[], None],
+        otherwise: Callable[[], Cancellable],
+    ) -> None:
+        self._way = way
+        self._call: Plain | None = call  # until it is understood
+        self._reply = reply
+        self._over = over
+        self._otherwise = otherwise
+        self._errand: Errand
+        self._arrival: Arrival
+        self._placement: Placement
+        self._relay: Relay
+        self._connection: Connection | None = None
+        self._failure: UpstreamError | None = None
+        self._task: Cancellable | None = None
+
+    # The steps of a request: False, when it is on the long way ------------------------------------
+
+    def understand(self) -> bool:
+        call, reply, way = self._call, self._reply, self._way
+        if call is None:  # its client has left meanwhile
+            return False
+        self._call = None
+        try:
+            tenant = way.door.admit(call.header, reply.peer)
+            errand = way.understood(tenant, call, call.body, reply, way.named())
+        except Exception:  # it comes again on the long way, and is told there
+            return self._turn_off()
+        self._errand = errand
+        return errand.target.name == errand.ask.model or self._turn_off()
+
+    def take(self) -> bool:
+        errand, way = self._errand, self._way
+        tenant, ask, name = errand.tenant, errand.ask, errand.target.name
+        likely = Usage(ask.input_tokens, ask.output_tokens)
+        errand.granted = way.quota.take(
+            tenant,
+            errand.request,
+            likely.total_tokens,
+            output_tokens=ask.output_tokens,
+            spend=way.prices(tenant.id, name).of(likely),
+            model=name,
+        )
+        return errand.granted is not None or self._turn_off()
+
+    def place(self) -> bool:
+        errand, pump = self._errand, self._way.pump
+        granted = errand.granted
+        assert granted is not None
+        self._arrival = errand.arrival
+        placement = pump.place(self._arrival)
+        if placement is None:
+            self._way.quota.put_back(granted)
+            return self._turn_off()
+        self._placement = placement
+        self._reply.headers[REQUEST_ID] = errand.request
+        self._reply.lines = granted.headers
+        if errand.ask.stream:
+            self._reply.keep_awake(self._way.keepalive_s)
+        version = errand.target.version
+        if version and not is_version(placement.digest, version):
+            self._go_on(None)
+            return False
+        return True
+
+    def send(self) -> None:
+        forwarder = self._way.forwarder
+        forwarder.saw()
+        upstream, request, self._relay, limits = forwarder.begin(
+            self._errand, self._placement, self._answered
+        )
+        self._connection = upstream.start(
+            request,
+            self._relay,
+            first_byte_s=limits.first_byte_s,
+            idle_s=limits.idle_s,
+            ended=self._exchanged,
+        )
+        if self._connection is None:
+            self._go_on(None)
+
+    # The steps of a reply -------------------------------------------------------------------------
+
+    def _answered(self) -> None:
+        self._way.pump.answered(self._errand.request)
+
+    def _exchanged(self, failure: UpstreamError | None) -> None:
+        self._connection, self._failure = None, failure
+        self._way.ended(self)
+
+    def answer(self) -> bool:
+        failure = self._failure
+        if failure is not None and failure.stale:
+            self._go_on(None)
+            return False
+        try:
+            self._way.forwarder.ended(self._errand, self._relay, failure)
+        except Exception as error:
+            self._go_on(error)
+            return False
+        return True
+
+    def leave(self) -> None:
+        del self._relay  # it refers to us: a circle would be left for the garbage collector
+        errand, usage = self._errand, self._errand.usage
+        used = (usage.prompt_tokens, usage.completion_tokens)
+        self._way.pump.end(errand.request, self._placement, used, errand.conduct)
+
+    def enter(self) -> None:
+        self._way.settlement.enter(self._errand)
+
+    def let_go(self) -> None:
+        """The bill is on disk: the client may have its last bytes."""
+        self._reply.let_go()
+        self._reply.close()
+        self._way.running.remove(self)
+        self._over()
+
+    # Whatever else happens ------------------------------------------------------------------------
+
+    def cancel(self) -> None:
+        """The client has left, or the gateway ends what runs."""
+        way, ending = self._way, self._way.running.ending
+        if self._task is not None:
+            self._task.cancel()
+        elif self._call is not None:
+            self._call = None
+            if ending:
+                way.tell(self._reply, ShuttingDown())
+            self.let_go()
+        elif self._connection is not None:
+            self._connection.drop()
+            self._connection, errand = None, self._errand
+            way.forwarder.dropped(errand, self._relay)
+            if not errand.reply.ended:
+                errand.outcome = "failed" if ending else "cut"
+                if ending:
+                    way.tell(errand.reply, ShuttingDown())
+            self.leave()
+            self.enter()
+            way.settlement.write()
+            self.let_go()
+
+    def _turn_off(self) -> bool:
+        """Onto the long way, from its beginning."""
+        self._reply.held = False
+        self._task = task = self._otherwise()
+        self._way.running.add(task)
+        self._way.running.remove(self)
+        return False
+
+    def _go_on(self, error: Exception | None) -> None:
+        """As a task, at the same place: with a new connection, or after this failure."""
+        way, errand = self._way, self._errand
+        lease = way.pump.held(self._arrival, self._placement, errand.target.version)
+        # Not `spawn`: the reference is here, and `gone_on` tells of every crash itself.
+        self._task = task = asyncio.get_running_loop().create_task(
+            way.gone_on(errand, lease, error)
+        )
+        way.running.add(task)
+        way.running.remove(self)
+        task.add_done_callback(self._arrived)
+
+    def _arrived(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            task.exception()  # only that the client has left, which we know
+        self._over()
