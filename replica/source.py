@@ -6,7 +6,7 @@ threads that may wait: `fetch`, and `read` of what is not at hand, wait for anot
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -82,3 +82,15 @@ class LocalSource:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+class CopiedFrom:
+    """A source with another `read`: its adapters then lie where the device copies from."""
+
+    def __init__(self, source: Source, read: Callable[[AdapterId], HostAdapter]) -> None:
+        self.scan = source.scan
+        self.locate = source.locate
+        self.at_hand = source.at_hand
+        self.fetch = source.fetch
+        self.close = source.close
+        self.read = read

@@ -353,3 +353,29 @@ async def fleet_of(
             )
         )
         yield Fleet(gateway, list(replicas), key, http)
+
+
+@asynccontextmanager
+async def second(it: Fleet, folder: Path) -> AsyncIterator[Any]:
+    """Another gateway on the same store and replicas."""
+    from gateway.app import Gateway
+    from gateway.config import GatewayConfig
+
+    config = {
+        "listen": {"port": 0},
+        "store": {
+            "url": it.gateway._config.store.url,
+            "prefix": it.gateway.store._prefix,
+            "timeout_s": 2,
+            "spool": folder / "second.spool",
+        },
+        "fleet": {"replicas": [{"id": one.name, "url": one.url} for one in it.replicas]},
+    }
+    gateway = Gateway(GatewayConfig.model_validate(config))
+    await gateway.start()
+    dispatcher, clock = gateway.pump.dispatcher, gateway.pump.clock
+    await until(lambda: all(one.reported_at is not None for one in dispatcher.view(clock())))
+    try:
+        yield gateway
+    finally:
+        await gateway.close()
