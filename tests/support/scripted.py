@@ -74,6 +74,7 @@ class ScriptedReplica:
     reporting: bool = True
     port: int = 0
     token: str = ""
+    more: list[web.RouteDef] = field(default_factory=list)  # it answers as well
 
     def __post_init__(self) -> None:
         self._boot, self._seq = uuid4().hex, 0
@@ -91,6 +92,7 @@ class ScriptedReplica:
         app.router.add_get(REPORTS_PATH, self._reports)
         app.router.add_post("/v1/chat/completions", self._completions)
         app.router.add_post("/v1/completions", self._completions)
+        app.add_routes(self.more)
         self._runner = web.AppRunner(
             app, access_log=None, handler_cancellation=True, shutdown_timeout=0.01
         )
