@@ -8,7 +8,7 @@ How the replica behaved is told with the end of each attempt: a refused or broke
 it suspect at once, faults in a row eject it (gateway/core/health.py).
 
 The parts of an attempt that need no waiting (`begin`, `ended`) are the short way's too
-(gateway/passage.py).
+(gateway/short_way.py).
 """
 
 from __future__ import annotations

@@ -74,6 +74,7 @@ class ScriptedReplica:
     reporting: bool = True
     port: int = 0
     token: str = ""
+    digests: dict[str, str] = field(default_factory=dict)  # of adapters, instead of a made-up one
     more: list[web.RouteDef] = field(default_factory=list)  # it answers as well
 
     def __post_init__(self) -> None:
@@ -139,7 +140,8 @@ class ScriptedReplica:
             max_model_len=2048,
             heartbeat_s=self.heartbeat_s,
             adapters=tuple(
-                AdapterState(AdapterId(name), f"sha-{name}", Tier.HOST) for name in self.adapters
+                AdapterState(AdapterId(name), self.digests.get(name, f"sha-{name}"), Tier.HOST)
+                for name in self.adapters
             ),
         )
 
