@@ -42,8 +42,13 @@ class Sharing:
                 continue
             try:
                 await self.exchange()
-            except StoreAway as error:
-                _log.debug("shares not exchanged", extra={"reason": str(error)})
+            except (
+                StoreAway,
+                LookupError,
+                TypeError,
+                ValueError,
+            ) as error:  # or they said nonsense
+                _log.debug("shares not exchanged", extra={"reason": repr(error)})
 
     async def exchange(self) -> None:
         """Raises StoreAway."""

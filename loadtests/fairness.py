@@ -42,12 +42,12 @@ from shared import tasks
 from shared.clock import monotonic
 
 DEEP: Final = 64  # requests of the flood that wait
-LIGHT: Final = Tenant(name="light", depth=1, every_s=0.3)
+LIGHT: Final = Tenant(name="light", depth=1, every_s=0.1, output=(4, 16))
 ENGINE: Final = Engine(replicas=4, capacity=32)
 SMALL: Final = Engine(replicas=1, capacity=16)
 BASE: Final = "base"
 _WEIGHED: Final = (Tenant(name="three", depth=40, weight=3), Tenant(name="one", depth=40))
-_SEEN_S: Final = 5.0  # the first replies, before anything is counted
+_WARM_S: Final = 15.0  # replicas start slowly, and the first wave ends as one
 
 
 def flood(engine: Engine) -> Tenant:
@@ -146,16 +146,17 @@ async def _phase(
 ) -> Live:
     async with _running(engine, tenants) as it:
         it.seen = {tenant.name: Seen() for tenant in tenants}
-        until = monotonic() + seconds
+        until = monotonic() + _WARM_S + seconds
         asking = [
             tasks.spawn(it.ask(tenant, Random(f"{seed}/{tenant.name}/{n}"), until), name="client")
             for tenant in tenants
             for n in range(tenant.depth)
         ]
-        first = min(_SEEN_S, seconds / 4)
-        await asyncio.sleep(first)
-        if len(tenants) == 1 or tenants is not _WEIGHED:
-            it.seen["light"].first_tokens_s.clear()
+        await asyncio.sleep(_WARM_S)
+        for seen in it.seen.values():
+            seen.served = 0.0
+            seen.first_tokens_s.clear()
+        it.gaps.clear()
         await asyncio.sleep(max(0.0, until - monotonic()))
         await tasks.stop(*asking)
         return it
