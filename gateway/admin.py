@@ -53,7 +53,7 @@ class AdminServices:
 def add_admin_routes(app: web.Application, services: AdminServices, key: str) -> None:
     """Add the routes; with an empty `key` every address below /admin says how to get them."""
     if not key:
-        app.router.add_route("*", "/admin/{path:.*}", switched_off)
+        app.router.add_route("*", r"/admin/{path:[\s\S]*}", switched_off)
         return
     registry, dispatcher = services.registry, services.dispatcher
     reconciler = Reconciler(services.ledger, dispatcher, services.upstreams, services.clock)
@@ -73,4 +73,4 @@ def add_admin_routes(app: web.Application, services: AdminServices, key: str) ->
         return answer(described)
 
     app.router.add_route("GET", DOCUMENT_PATH, guarded(describe, key, services.throttle))
-    app.router.add_route("*", "/admin/{path:.*}", guarded(nowhere, key, services.throttle))
+    app.router.add_route("*", r"/admin/{path:[\s\S]*}", guarded(nowhere, key, services.throttle))

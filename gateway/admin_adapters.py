@@ -37,11 +37,11 @@ class Adapters:
     def routes(self) -> list[Route]:
         return [
             ("GET", "adapters", self.all),
-            ("POST", "adapters/{adapter:.+}/versions", self.add_version),
-            ("POST", "adapters/{adapter:.+}/rollback", self.roll_back),
-            ("GET", "adapters/{adapter:.+}", self.one),
-            ("PATCH", "adapters/{adapter:.+}", self.change),
-            ("DELETE", "adapters/{adapter:.+}", self.delete),
+            ("POST", r"adapters/{adapter:[\s\S]+}/versions", self.add_version),
+            ("POST", r"adapters/{adapter:[\s\S]+}/rollback", self.roll_back),
+            ("GET", r"adapters/{adapter:[\s\S]+}", self.one),
+            ("PATCH", r"adapters/{adapter:[\s\S]+}", self.change),
+            ("DELETE", r"adapters/{adapter:[\s\S]+}", self.delete),
         ]
 
     async def all(self, request: web.Request) -> web.StreamResponse:

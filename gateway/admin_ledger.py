@@ -37,8 +37,8 @@ class Bills:
             ("POST", "usage/trim", self.trim),
             ("GET", "usage/reconcile", self.reconcile),
             ("GET", "prices", self.prices),
-            ("PUT", "prices/{tenant}/{model:.+}", self.price_set),
-            ("DELETE", "prices/{tenant}/{model:.+}", self.price_delete),
+            ("PUT", r"prices/{tenant}/{model:[\s\S]+}", self.price_set),
+            ("DELETE", r"prices/{tenant}/{model:[\s\S]+}", self.price_delete),
             ("GET", "events", self.events),
         ]
 
@@ -55,15 +55,15 @@ class Bills:
         start, end = self._window(request)
         most = number(request, "limit", default=1000, most=_PAGE_MAX)
         rows, after = await self._ledger.records(
-            start, end, after=_entry(request.query.get("after", ""), "after"), most=most
+            start, end, after=_entry(request.query.get("after"), "after"), most=most
         )
         return answer({"object": "list", "data": rows, "next": after or None})
 
     async def trim(self, request: web.Request) -> web.StreamResponse:
         """Records that were exported need not be kept twice; the sums of their hours stay."""
         through = (await parsed(request, ("through",))).get("through", "")
-        if not isinstance(through, str) or not through:
-            raise BadField("through", "is missing: the id of the last record that was exported")
+        if not isinstance(through, str):
+            raise BadField("through", "must be the id of the last record that was exported")
         trimmed = await self._ledger.trim(_entry(through, "through"))
         return answer({"trimmed": trimmed, "through": through})
 
@@ -94,7 +94,7 @@ class Bills:
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """Newest first; with `after`, what came since that one, oldest first."""
-        after = _entry(request.query.get("after", ""), "after")
+        after = _entry(request.query.get("after"), "after")
         most = number(request, "limit", default=100, most=_PAGE_MAX)
         found = await self._registry.events(EVENTS, after=after, most=most)
         return listed([shown(*entry) for entry in found])
@@ -104,7 +104,8 @@ def _price_row(tenant: str, model: str, price: Price, version: int) -> dict[str,
     return {"tenant": tenant, "model": model, **price.row(), "version": version}
 
 
-def _entry(text: str, param: str) -> str:
-    if text and not _ENTRY_ID.fullmatch(text):
+def _entry(text: str | None, param: str) -> str:
+    """ "" when it is not given."""
+    if text is not None and not _ENTRY_ID.fullmatch(text):
         raise BadField(param, "must be the `id` of an entry, such as 1700000000000-0")
-    return text
+    return text or ""

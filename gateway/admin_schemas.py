@@ -38,10 +38,10 @@ from shared.messages import AdapterStatus, Tier
 _NAME: Final[Schema] = {
     "type": "string",
     "minLength": 1,
-    "maxLength": NAME_BYTES_MAX // 4,
+    "maxLength": NAME_BYTES_MAX,
     "pattern": r"^[^\x00-\x1f\x7f-\x9f]+$",
 }
-_TENANT_NAME: Final[Schema] = {**_NAME, "pattern": r"^[A-Za-z0-9_-][A-Za-z0-9_.-]*$"}
+_TENANT_NAME: Final[Schema] = {**_NAME, "pattern": r"^(?!\.{1,2}$)[^/\x00-\x1f\x7f-\x9f]+$"}
 _NAMES: Final[Schema] = {"type": "array", "items": _NAME, "maxItems": MODELS_MAX}
 _DIGEST: Final[Schema] = {"type": "string", "pattern": "^(sha256:)?[0-9A-Fa-f]{12,64}$"}
 _WEIGHT: Final[Schema] = {"type": "number", "exclusiveMinimum": 0, "maximum": WEIGHT_MAX}

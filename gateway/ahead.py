@@ -9,8 +9,9 @@ Why: a call of the store for each request costs the two processes more than rout
   lives of a block. So in any t seconds at most burst + rate * (t + 2 * LIFE_S) is granted.
 - Blocks are for who is busy and far from every limit: at most SHARE of each, and only while FAR of
   it is left. Nearer, every request asks the store, so a refusal and its wait are as exact as ever.
-  The rests in other gateways' hands can make a refusal come early by SHARE of the limit each, and
-  for LIFE_S at most. Concurrency has leases by name, so who has such a limit asks each time.
+  The next block is asked for when half of one is spent, so the rests in other gateways' hands can
+  make a refusal come early by 1.5 * SHARE of the limit each, and for LIFE_S at most. Concurrency
+  has leases by name, so who has such a limit asks each time.
 - A rest that is not spent in LIFE_S goes back; that of a gateway which was killed has refilled
   after 60 s * SHARE, or is lost to its day's or month's budget.
 """
@@ -52,7 +53,8 @@ class _Block:
     each: list[float]  # what a request costs, lately; a line each
     held: list[float]
     seen: int = 0  # requests that had to ask the store since then
-    size: int = LEAST  # requests of the next block
+    size: int = LEAST  # requests of the next block, if its SHARE is as much
+    brought: tuple[int, Sequence[int]] = (0, ())  # requests and costs of the last one
     asked: bool = False  # for one that has not come
     requests: int = 0
     levels: Sequence[float] = field(default_factory=tuple)  # in the store, beside what we hold
@@ -82,11 +84,12 @@ class Ahead:
             if cost > held[at]:
                 return None
         block.requests -= 1
-        low = 2 * block.requests < block.size
+        requests, brought = block.brought
+        low = 2 * block.requests < requests
         for at, cost in enumerate(costs):
             held[at] -= cost
             each[at] += (cost - each[at]) / 8
-            low = low or held[at] < 4 * each[at]
+            low = low or 2 * held[at] < brought[at]
         if low and not block.asked:
             if age_s < LIFE_S / 2:
                 block.size = min(2 * block.size, MOST)
@@ -175,6 +178,7 @@ class Ahead:
                 self._give_back(line, cost)
             return
         block.requests += size
+        block.brought = (size, costs)
         block.held = [sum(pair) for pair in zip(block.held, costs, strict=True)]
         block.levels, block.since = answer.levels, self._clock()
 

@@ -114,15 +114,16 @@ class Settlement:
         self._metrics = metrics
         self._clock = clock
 
-    def soon(self, errand: Errand, recorded: Callable[[], None]) -> None:
-        """`recorded` is called once the record is on disk, which is when this turn of the loop
-        ends: one write for all that it has finished."""
-        self._ledger.record(self._record(errand), recorded)
+    def enter(self, errand: Errand) -> None:
+        """Its record is on disk after the next `write`."""
+        self._ledger.record(self._record(errand))
+
+    def write(self) -> None:
+        self._ledger.spill()
 
     def now(self, errand: Errand) -> None:
-        """The record is on disk when it returns."""
-        self._ledger.record(self._record(errand))
-        self._ledger.spill()
+        self.enter(errand)
+        self.write()
 
     def _record(self, errand: Errand) -> Record:
         usage, total_s = errand.usage, self._clock() - errand.arrived_at

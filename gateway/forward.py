@@ -8,7 +8,7 @@ How the replica behaved is told with the end of each attempt: a refused or broke
 it suspect at once, faults in a row eject it (gateway/core/health.py).
 
 The parts of an attempt that need no waiting (`begin`, `ended`) are the short way's too
-(gateway/passage.py).
+(gateway/short_way.py).
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from shared.clock import Clock, monotonic
 from shared.ids import ReplicaId
 from shared.wire import (
     ADAPTER_VERSION,
+    CACHE_SALT,
     FLEET_TOKEN,
     PLACEMENT,
     QUEUE_MS,
@@ -139,6 +140,8 @@ class Forwarder:
             f"content-type: application/json\r\ncontent-length: {len(ask.body)}\r\n"
             f"{REQUEST_ID}: {errand.request}\r\n{self._token}"
         )
+        if not self._config.share_prefixes:
+            head += f"{CACHE_SALT}: {errand.tenant.id}\r\n"
         request = b"".join((head.encode(), errand.passed, b"\r\n", ask.body))
         return upstream, request, relay, self._timeouts[replica]
 

@@ -16,31 +16,13 @@ aiohttp's, which is strict.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, NamedTuple, Protocol, cast
+from functools import partial
+from typing import Any, Final, Protocol, cast
 
 from gateway.config import ListenConfig
-from gateway.passing import passed_on
+from gateway.plain import Head, Plain, plain_head
 from gateway.reply import Reply
-
-_PATHS: Final = {
-    b"POST /v1/chat/completions HTTP/1.1": "/v1/chat/completions",
-    b"POST /v1/completions HTTP/1.1": "/v1/completions",
-}
-_NAME: Final = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
-_VALUE: Final = rb"[!-~](?:[\t -~]*[!-~])?|"
-_FIELD: Final = re.compile(rb"(?m:^)(%b):[ \t]*(%b)[ \t]*\r\n" % (_NAME, _VALUE))
-_LENGTH: Final = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([0-9]{1,9})\r\n")
-_JUDGED: Final = frozenset(
-    (
-        *(b"content-length", b"transfer-encoding", b"content-encoding"),
-        *(b"expect", b"upgrade", b"te", b"trailer"),
-    )
-)
-
-_REMEMBERED_MAX: Final = 1024
-_remembered: dict[bytes, Head] = {}  # in this process only: keys are among them
 
 _BODY_BYTES_MAX: Final = 1 << 20  # a longer body is gathered by aiohttp, which holds the peer back
 _GATHER_S: Final = 0.5  # for the rest of a body, then aiohttp waits for it
@@ -73,71 +55,9 @@ class Begun(Protocol):
 Serve = Callable[[Call, Reply], Coroutine[Any, Any, None]]
 
 
-class Head(NamedTuple):
-    """A plain head, but for the length of the body."""
-
-    path: str
-    fields: dict[str, str]  # by name in lower case
-    passed: bytes
-
-
-class Plain:
-    """A plain request, whole."""
-
-    __slots__ = ("body", "header", "passed", "path")
-
-    def __init__(self, head: Head, body: bytes) -> None:
-        self.path, fields, self.passed = head
-        self.header = fields.get
-        self.body = body
-
-    async def read(self) -> bytes:
-        return self.body
-
-
-Short = Callable[[Plain, Reply, Callable[[], None]], Begun | None]
-"""Begins a completion that can do without a task, and calls back when the reply is out; or None."""
-
-
-def plain_head(head: bytes) -> tuple[Head, int] | None:
-    """The head that ends before the empty line, its last line's end included, and the length of
-    the body; None: not plain.
-
-    But for that length a client's heads are mostly the same, so the last ones are remembered.
-    """
-    length = _LENGTH.search(head)
-    if length is None:
-        return None
-    rest = head[: length.start() + 2] + head[length.end() :]
-    found = _remembered.get(rest)
-    if found is None:
-        found = _read(rest)
-        if found is None:
-            return None
-        if len(_remembered) >= _REMEMBERED_MAX:
-            _remembered.clear()
-        _remembered[rest] = found
-    return found, int(length[1])
-
-
-def _read(head: bytes) -> Head | None:
-    """Without its `Content-Length`; with another one it is not plain."""
-    line, _, text = head.partition(b"\r\n")
-    path = _PATHS.get(line)
-    raw = _FIELD.findall(text)
-    fields = {name.lower(): value for name, value in raw}
-    if (
-        path is None
-        or len(raw) != text.count(b"\n")  # a line is no field
-        or len(fields) != len(raw)  # a name is given twice
-        or not fields.keys().isdisjoint(_JUDGED)
-        or b"host" not in fields
-        or fields.get(b"connection", b"keep-alive").lower() != b"keep-alive"
-    ):
-        return None
-    return Head(
-        path, {name.decode(): value.decode() for name, value in fields.items()}, passed_on(raw)
-    )
+Short = Callable[[Plain, Reply, Callable[[], None], Callable[[], Begun]], Begun | None]
+"""Begins a completion that can do without a task, and calls back when the reply is out, or to
+begin it otherwise; None: it cannot (gateway/short_way.py)."""
 
 
 class Front(asyncio.Protocol):
@@ -233,7 +153,7 @@ class Front(asyncio.Protocol):
         self._head, self._body = head, slice(at, at + length)
         self._take_buffer()
         if self._head is not None:
-            self._gathering = self._loop.call_later(_GATHER_S, self._late)
+            self._gathering = self._loop.call_later(_GATHER_S, self._hand_over)
 
     def _take_buffer(self) -> None:
         head, its = self._head, self._body
@@ -245,17 +165,21 @@ class Front(asyncio.Protocol):
             body = bytes(self._buffer[its])
             del self._buffer[: its.stop]
             self._head = None
-            self._gathered()
+            if self._gathering is not None:  # it could not tell the next request from its own
+                self._gathering.cancel()
             self._begin(head, body)
 
     def _begin(self, head: Head, body: bytes) -> None:
         reply = self._reply = Reply(self, chunked=True, keep_alive=True, stall_s=self._stall_s)
         call = Plain(head, body)
-        self._begun = self._short(call, reply, self._over)
-        if self._begun is None:
-            # Not `spawn`: the reference is here, and `serve` tells of every crash itself.
-            self._begun = task = self._loop.create_task(self._serve(call, reply))
-            task.add_done_callback(self._served)
+        otherwise = partial(self._serve_slowly, call, reply)
+        self._begun = self._short(call, reply, self._over, otherwise) or otherwise()
+
+    def _serve_slowly(self, call: Plain, reply: Reply) -> asyncio.Task[None]:
+        # Not `spawn`: the reference is here, and `serve` tells of every crash itself.
+        self._begun = task = self._loop.create_task(self._serve(call, reply))
+        task.add_done_callback(self._served)
+        return task
 
     def _served(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
@@ -272,18 +196,16 @@ class Front(asyncio.Protocol):
             self.transport.resume_reading()
             self._take_buffer()
 
-    def _hand_over(self, data: bytes) -> None:
+    def _hand_over(self, data: bytes | None = None) -> None:
+        data = bytes(self._buffer) if data is None else data
         self._forget()
+        self._head = None  # a timer of an earlier request may still look for it
         other = self._otherwise()
         self.transport.set_protocol(other)
         other.connection_made(self.transport)
         other.data_received(data)
 
     # Time ---------------------------------------------------------------------------------------
-
-    def _late(self) -> None:
-        if self._head is not None and not self.transport.is_closing():
-            self._hand_over(bytes(self._buffer))
 
     def _look(self) -> None:
         """Close a connection on which nothing has come for long; armed once, re-armed lazily."""
@@ -295,15 +217,8 @@ class Front(asyncio.Protocol):
         else:
             self.transport.close()
 
-    def _gathered(self) -> None:
-        """Heads are remembered, so a late timer could not tell the next request from its own."""
-        if self._gathering is not None:
-            self._gathering.cancel()
-            self._gathering = None
-
     def _forget(self) -> None:
-        self._gathered()
         self._open_ones.discard(self)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        for timer in (self._timer, self._gathering):
+            if timer is not None:
+                timer.cancel()

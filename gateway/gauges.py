@@ -20,6 +20,11 @@ def add_gauges(metrics: Metrics, *, pump: Pump, quota: Quota, ledger: Ledger) ->
     gauges: list[tuple[str, str, Callable[[], float]]] = [
         ("in_flight", "Requests at replicas.", lambda: dispatcher.in_flight),
         ("queued", "Requests that wait for a replica.", lambda: dispatcher.queued),
+        (
+            "fairness_gap",
+            "Service between the tenants that wait, least to most, in weighted tokens.",
+            lambda: dispatcher.fairness_gap,
+        ),
         ("replicas_up", "Replicas that report and take requests.", up),
         ("store_degraded", "1: quotas are decided locally.", lambda: quota.degraded),
         (

@@ -5,7 +5,7 @@ Order of a completion: key (401) -> body (413, 400) -> model (404) -> quota (429
 wait is begun early with comments, and what fails later is told inside it. Whatever was taken is
 settled in one `finally`, also when the client leaves. The last bytes of a reply go out when its
 record is on disk. A request that has to wait for none of this goes a shorter way through the same
-steps (gateway/passage.py).
+steps (gateway/short_way.py).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from gateway.idempotency import Claim, Idempotency
 from gateway.ledger import Ledger
 from gateway.metrics import Metrics
 from gateway.names import resolve
-from gateway.passage import CLIENT_REQUEST_ID, ShortWay
+from gateway.passage import Means
 from gateway.passing import passed_on
 from gateway.pump import Lease, Pump, Refused
 from gateway.quota import Denied, Granted, Quota
@@ -51,6 +51,7 @@ from gateway.registry import Registry
 from gateway.rename import renamed
 from gateway.reply import Reply
 from gateway.running import Running
+from gateway.short_way import CLIENT_REQUEST_ID, ShortWay
 from gateway.tenants import Tenant
 from shared import logs
 from shared.clock import Clock, monotonic
@@ -95,7 +96,7 @@ class Handlers:
         self._prefix = f"req_{token_hex(8)}"  # of this process, then a number
         self._count = 0
         self.running: Final = Running()
-        self.short: Final = ShortWay(
+        means = Means(
             door=door,
             quota=quota,
             prices=registry.price,
@@ -109,6 +110,7 @@ class Handlers:
             gone_on=self._gone_on,
             tell=self._tell,
         )
+        self.short: Final = ShortWay(means)
 
     def add_routes(self, app: web.Application) -> None:
         app.router.add_post("/v1/chat/completions", self.completions)

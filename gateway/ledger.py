@@ -1,8 +1,8 @@
 """One record a finished request, entered in the store exactly once.
 
-`record` writes a line to a spool on disk, one write for a turn of the event loop, and only then is
-`then` called, which lets the client have its last bytes: so a gateway that is killed loses no
-record of a request whose client has seen the end. A task
+`record` and `spill` write lines to a spool on disk, one write for what a turn of the event loop has
+finished; the last bytes of a reply go out after that, so a gateway that is killed loses no record
+of a request whose client has seen the end. A task
 takes the lines in order and enters them in batches; one script appends a batch to a stream and adds
 to the sums of its hour, or does nothing if a request's id is known. So a batch whose fate is
 unknown is simply tried again, and so is what another gateway left behind when it was killed.
@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -67,7 +67,6 @@ class Ledger:
         self._clock = clock
         self._spools: list[Spool] = []  # our own first, then what others left behind
         self._fresh: list[bytes] = []  # of this turn of the loop
-        self._then: list[Callable[[], None]] = []  # what waits for those
         self._memory: deque[bytes] = deque()
         self._wake = asyncio.Event()
         self._entering = asyncio.Lock()
@@ -113,15 +112,11 @@ class Ledger:
             spool.close()
         self._spools = []
 
-    def record(self, record: Record, then: Callable[[], None] | None = None) -> None:
-        """It is on disk when this turn of the loop ends: one write for all that it finished.
-
-        Then `then` is called, which must not raise."""
+    def record(self, record: Record) -> None:
+        """It is on disk after the next `spill`, at the latest when this turn of the loop ends."""
         if not self._fresh:
             asyncio.get_running_loop().call_soon(self.spill)
         self._fresh.append(orjson.dumps(record))
-        if then is not None:
-            self._then.append(then)
         if len(self._fresh) >= _FRESH_MAX:
             self.spill()
 
@@ -137,9 +132,6 @@ class Ledger:
             room = max(0, _MEMORY_MAX - len(self._memory))
             self._memory.extend(lines[:room])
             self._lose(len(lines[room:]))
-        waiting, self._then = self._then, []
-        for then in waiting:
-            then()
 
     async def usage(
         self, start: float, end: float, by: tuple[str, ...] = ("tenant",)

@@ -27,6 +27,7 @@ from shared.messages import Usage
 LABELS_MAX: Final = 100
 _OTHER: Final = "other"
 _WAITS_S: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+_GAPS_S: Final = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 3.0)
 _TOTALS_S: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
 
@@ -90,6 +91,7 @@ class Metrics:
         self._placed = dict.fromkeys(Kind, 0)
         self._queue = _Times("queue", "Wait for a replica.", _WAITS_S)
         self._first_token = _Times("first_token", "Arrival to first token.", _WAITS_S)
+        self._gap = _Times("token_gap", "Mean time between a reply's tokens.", _GAPS_S)
         self._total = _Times("request", "Arrival to the end of the reply.", _TOTALS_S)
         self.registry.register(self)
         self.rejects = self._counter("rejects", "Requests refused, by reason.", "reason")
@@ -145,6 +147,8 @@ class Metrics:
         self._queue.observe(queue_s)
         if first_token_s is not None:
             self._first_token.observe(first_token_s)
+            if usage.completion_tokens > 1:
+                self._gap.observe((total_s - first_token_s) / (usage.completion_tokens - 1))
         self._total.observe(total_s)
 
     def exposition(self) -> tuple[bytes, str]:
@@ -166,7 +170,10 @@ class Metrics:
         for kind, count in self._placed.items():
             placements.add_metric([kind], count)
         yield from (requests, tokens, placements)
-        yield from (times.family() for times in (self._queue, self._first_token, self._total))
+        yield from (times.family() for times in self._times())
+
+    def _times(self) -> tuple[_Times, ...]:
+        return self._queue, self._first_token, self._gap, self._total
 
     def _of(self, tenant: str, adapter: str) -> _Series:
         key = (self._tenants.of(tenant), self._adapters.of(adapter))

@@ -19,6 +19,7 @@ from gateway.core.dispatcher import (
     Decision,
     Dispatch,
     Dispatcher,
+    Order,
     Placement,
     RejectReason,
     Verdict,
@@ -152,11 +153,13 @@ class Pump:
         clock: Clock = monotonic,
         observe: Callable[[Decision], None] = lambda decision: None,
         judged: Callable[[Verdict], None] = lambda verdict: None,
+        carry_out: Callable[[Order], None] = lambda order: None,
     ) -> None:
         self.dispatcher: Final = dispatcher
         self.clock: Final = clock
         self._observe = observe
         self._judged = judged
+        self._carry_out = carry_out
         self._leases: dict[RequestId, Lease] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -240,6 +243,8 @@ class Pump:
             told = {"replica": verdict.replica, "why": verdict.why}
             _log.warning("replica %s", verdict.standing, extra=told)
             self._judged(verdict)
+        for order in self.dispatcher.orders(now):
+            self._carry_out(order)
         self._arm(now)
 
     def close(self) -> None:

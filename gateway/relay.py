@@ -154,8 +154,9 @@ class Relay(Sink):
 
     def _renamed(self, blob: bytes, events: int) -> bytes:
         """One `"model":"…"` an event is the event's own; else it must be looked for."""
-        if blob.count(self._wrong) == events:
-            return blob.replace(self._wrong, self._right)
+        pieces = blob.split(self._wrong)
+        if len(pieces) == events + 1:
+            return self._right.join(pieces)
         return renamed_events(blob, self._asked)
 
     def _meter(self, blob: bytes) -> bytes:

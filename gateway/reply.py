@@ -99,7 +99,9 @@ class Reply:
         """A chunk of whole events as the replica framed it; False: give its `events` instead."""
         if not self._chunked or not self.begun:
             return False
-        self._write(data)
+        self._wrote_at = self._loop.time()
+        if not self._transport.is_closing():
+            self._transport.write(data)
         if flow is not None and self._client.writing_paused:
             self._hold_back(flow)
         return True

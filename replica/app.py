@@ -33,6 +33,8 @@ from replica.handlers import Handlers
 from replica.intake import Intake
 from replica.loop import Engine, EngineLoop
 from replica.metrics import Metrics
+from replica.origin import source_of
+from replica.source import CopiedFrom, Source
 from replica.text import Vocabulary
 from replica.watch import StoreWatch
 from shared.clock import monotonic
@@ -45,6 +47,8 @@ _log = logging.getLogger(__name__)
 
 _READERS: Final = 2
 """Threads that read adapters from disk."""
+_DOWNLOADS: Final = 4
+"""Threads that wait for adapters from an object store."""
 
 
 class Replica:
@@ -54,16 +58,10 @@ class Replica:
         _check(config, model)
         self.metrics = Metrics()
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="reader")
-        self._store = AdapterFolder(
-            config.adapters,
-            config.max_lora_rank,
-            model,
-            config.dtype,
-            page_tokens=config.page_tokens,
-            base_dir=config.base,
-        )
+        self._source = source_of(config, model)
+        self._downloads = ThreadPoolExecutor(_DOWNLOADS, thread_name_prefix="download")
         merged = _merged(config, model)
-        self.engine = _engine(config, model, self._store, self._readers, merged)
+        self.engine = _engine(config, model, self._source, self._readers, self._downloads, merged)
         loop = EngineLoop(
             config=config,
             engine=self.engine,
@@ -82,7 +80,7 @@ class Replica:
     async def start(self) -> str:
         """Serve; returns the URL."""
         watch = StoreWatch(
-            scan=self._store.scan,
+            scan=self._source.scan,
             tell=self.front.scanned,
             readers=self._readers,
             every_s=self.config.rescan_s,
@@ -116,7 +114,9 @@ class Replica:
             await stop(self._watching)
         if self._server is not None:
             await self._server.cleanup()
-        self._readers.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._readers, self._downloads):
+            pool.shutdown(wait=False, cancel_futures=True)
+        self._source.close()
 
     def _web(self, watch: StoreWatch) -> web.Application:
         app = web.Application(middlewares=[edge], client_max_size=self.config.body_max_bytes)
@@ -144,8 +144,9 @@ class Replica:
             config=self.config,
             front=self.front,
             watch=watch,
-            read=self.engine.read,
+            source=self._source,
             readers=self._readers,
+            downloads=self._downloads,
             metrics=self.metrics,
         )
         app.add_routes([*handlers.routes(), *control.routes()])
@@ -178,8 +179,9 @@ def _state(merged: HostAdapter) -> AdapterState:
 def _engine(
     config: ReplicaConfig,
     model: ModelConfig,
-    store: AdapterFolder,
+    source: Source,
     readers: ThreadPoolExecutor,
+    downloads: ThreadPoolExecutor,
     merged: HostAdapter | None,
 ) -> Engine:
     pool = PagePool(pages=config.pages, page_tokens=config.page_tokens)
@@ -187,6 +189,7 @@ def _engine(
     cache = AdapterCache(
         slots=config.max_loras,
         host_max=config.max_cpu_loras,
+        host_bytes=config.host_bytes,
         pool=pool,
         pages_max=pool.pages - pool.pages_for(longest),
     )
@@ -218,15 +221,17 @@ def _engine(
         cache=cache,
         pool=pool,
         runner=runner,
-        read=read_for(config.device, store.read),
+        source=CopiedFrom(source, read_for(config.device, source.read)),
         readers=readers,
+        downloads=downloads,
     )
 
 
 def _longest(config: ReplicaConfig, model: ModelConfig) -> int:
     """Tokens of the longest sequence: the base's own limit, or half the pool, so that adapters have
-    the other half however long a sequence grows."""
-    return min(model.max_position_embeddings, config.pages // 2 * config.page_tokens)
+    the other half however long a sequence grows. A merged replica has no adapters in pages."""
+    pages = config.pages if config.merged else config.pages // 2
+    return min(model.max_position_embeddings, pages * config.page_tokens)
 
 
 def _check(config: ReplicaConfig, model: ModelConfig) -> None:
@@ -234,7 +239,7 @@ def _check(config: ReplicaConfig, model: ModelConfig) -> None:
     faults = []
     if not config.adapters.is_dir():
         faults.append(f"adapters: {config.adapters} is no directory; create it, it may be empty")
-    if config.max_cpu_loras < config.max_loras:
+    if config.max_cpu_loras is not None and config.max_cpu_loras < config.max_loras:
         faults.append("max_cpu_loras: must be at least max_loras, for slots are filled from there")
     if config.merged == config.base_name:
         faults.append("merged: the base has this name; give one of them another (served_name)")

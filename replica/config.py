@@ -27,8 +27,19 @@ class ReplicaConfig(Settings):
     """Slots: adapters that can be in one forward pass."""
     max_lora_rank: int = Field(64, ge=1)
     """An adapter of a higher rank is refused."""
-    max_cpu_loras: int = Field(32, ge=1)
-    """Adapters kept in host memory, a copy away from a slot."""
+    max_cpu_loras: int | None = Field(None, ge=1)
+    """Adapters kept in host memory, a copy away from a slot; null: as many as `host_bytes` hold."""
+    host_bytes: int | None = Field(4 << 30, ge=1)
+    """Bytes of host memory for adapters; null: no limit but `max_cpu_loras`."""
+
+    adapter_store: str = ""
+    """URL of an object store with one PEFT folder an adapter (s3://bucket/prefix, gs://, az://,
+    file:///); `adapters` is then its cache on the local disk. Empty: `adapters` is the store."""
+    adapter_store_options: dict[str, str] = Field(default_factory=dict)
+    """Options of the store's client (endpoint, region, …). Credentials are better left to the
+    environment (AWS_ACCESS_KEY_ID, …)."""
+    disk_cache_bytes: int = Field(20 << 30, ge=1)
+    """Bytes of local disk for adapters of the object store."""
 
     merged: str = ""
     """An adapter of the store to fold into the base: this replica then serves it, and only it."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
+from replica.adapters import Trial
 from replica.config import ReplicaConfig
 from replica.core.sequence import Sequence
 from replica.engine.host_adapter import HostAdapter
@@ -19,9 +20,12 @@ from replica.generation import Event, Generation
 from replica.loop import EngineLoop
 from replica.roster import Offered, Refused
 from shared.ids import AdapterId
-from shared.messages import AdapterState, AdapterStatus, ReplicaReport
+from shared.messages import AdapterState, AdapterStatus, ReplicaReport, Tier
 
 T = TypeVar("T")
+
+CANARY_S: Final = 10.0
+"""A load call waits this long for a slot, so that its answer can tell of the canary."""
 
 
 class Front:
@@ -157,10 +161,18 @@ class Front:
         *,
         in_place: bool,
         pinned: bool | None,
-    ) -> None:
-        await self._ask(
+    ) -> Trial:
+        return await self._ask(
             lambda: self._loop.adapters.load(name, folder, host, in_place=in_place, pinned=pinned)
         )
+
+    async def outcome(self, trial: Trial) -> Exception | None:
+        """What its canary died of; None when it lives, or found no slot within `CANARY_S`."""
+        done, _ = await asyncio.wait({asyncio.wrap_future(trial)}, timeout=CANARY_S)
+        return done.pop().result() if done else None
+
+    def canary_of(self, state: AdapterState) -> str:
+        return self._loop.adapters.canary_of(state)
 
     async def unload(self, name: AdapterId) -> None:
         await self._ask(lambda: self._loop.adapters.unload(name))
@@ -169,10 +181,14 @@ class Front:
         self._known(name)
         await self._ask(lambda: self._loop.adapters.pin(name, on))
 
-    async def prefetch(self, names: list[AdapterId]) -> None:
-        """Begin to bring them to host memory. Raises UnknownAdapter, and then begins none."""
+    async def prefetch(self, names: list[AdapterId], tier: Tier = Tier.HOST) -> None:
+        """Begin to bring them to host memory, or into free slots. Raises UnknownAdapter, and then
+        begins none."""
         versions = [(name, self._known(name).digest) for name in names]
-        await self._ask(lambda: self._loop.adapters.prefetch(versions))
+        if tier is Tier.GPU:
+            await self._ask(lambda: self._loop.adapters.warm(names))
+        else:
+            await self._ask(lambda: self._loop.adapters.prefetch(versions))
 
     def _known(self, name: AdapterId) -> AdapterState:
         state = self.adapters.get(name)

@@ -21,22 +21,24 @@ from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from replica.adapters import Adapters
+from replica.canary import Canary
 from replica.config import ReplicaConfig
 from replica.core.adapter_cache import AdapterCache
 from replica.core.pages import PagePool
 from replica.core.scheduler import Scheduler
 from replica.core.sequence import Finish, Sequence
 from replica.core.step import Progress, Step
+from replica.draft import Draft
 from replica.engine.flight import StepRunner
-from replica.engine.host_adapter import HostAdapter
 from replica.engine.sampler import BROKEN, Drawn
 from replica.errors import AdapterLost, BadRequest, LogitsNotFinite, ReplicaError, SequenceFailed
 from replica.generation import Event, PromptScores
 from replica.metrics import Metrics
 from replica.pipeline import Pipeline
 from replica.reports import Reports
+from replica.source import Source
 from shared.clock import Clock
-from shared.ids import AdapterId, ReplicaId
+from shared.ids import AdapterId
 from shared.messages import AdapterState, ReplicaReport
 
 _log = logging.getLogger(__name__)
@@ -55,14 +57,15 @@ class Listener(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """The parts that the thread drives. `read` may block and raise: it runs on `readers`."""
+    """The parts that the thread drives. `source` may block and raise: it has its own threads."""
 
     scheduler: Scheduler
     cache: AdapterCache
     pool: PagePool
     runner: StepRunner
-    read: Callable[[AdapterId], HostAdapter]
+    source: Source
     readers: ThreadPoolExecutor
+    downloads: ThreadPoolExecutor
 
 
 class EngineLoop:
@@ -84,18 +87,29 @@ class EngineLoop:
         self._metrics = metrics
         self._clock = clock
         self._merged = merged
-        self._boot = uuid.uuid4().hex
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.adapters = Adapters(
             base_name=config.base_name,
+            slots=config.max_loras,
             cache=engine.cache,
             runner=engine.runner,
-            read=engine.read,
+            canary=Canary(runner=engine.runner, pool=engine.pool),
+            source=engine.source,
             readers=engine.readers,
+            downloads=engine.downloads,
             post=self.post,
             changed=self._changed,
             metrics=metrics,
             clock=clock,
+        )
+        self._draft = Draft(
+            config=config,
+            boot=uuid.uuid4().hex,
+            scheduler=engine.scheduler,
+            pool=engine.pool,
+            cache=engine.cache,
+            rates=self.adapters.rates,
+            merged=merged,
         )
         self._reports = Reports(
             draft=self.draft,
@@ -147,9 +161,9 @@ class EngineLoop:
 
     def drop(self, seq_id: str) -> None:
         """Nobody waits for it any more; harmless when it has ended."""
-        if self._live.pop(seq_id, None) is not None:
+        if (seq := self._live.pop(seq_id, None)) is not None:
             self._scheduler.abort(seq_id, Finish.ABORT, self._clock())
-            self._metrics.ended(Finish.ABORT)
+            self._metrics.ended(Finish.ABORT, len(seq.output))
 
     def drain(self, on: bool) -> None:
         self._draining = on
@@ -157,30 +171,7 @@ class EngineLoop:
 
     def draft(self) -> ReplicaReport:
         """The replica as it is; `seq` is for `Reports` to set."""
-        return ReplicaReport(
-            replica=ReplicaId(self._config.name),
-            boot=self._boot,
-            seq=0,
-            base=self._config.base_name,
-            slots=self._config.max_loras,
-            capacity=self._config.max_running,
-            running=self._scheduler.running,
-            waiting=self._scheduler.waiting,
-            pages_total=self._pool.pages,
-            pages_free=self._pool.available,
-            max_model_len=self._scheduler.max_model_len,
-            heartbeat_s=self._config.heartbeat_s,
-            draining=self._draining,
-            merged=None if self._merged is None else self._merged.adapter,
-            adapters=self._adapter_states(),
-            pages_cached=self._pool.cached,
-            pages_adapters=self._cache.pages_used,
-        )
-
-    def _adapter_states(self) -> tuple[AdapterState, ...]:
-        if self._merged is None:
-            return self._cache.states()
-        return (replace(self._merged, running=self._scheduler.running),)
+        return self._draft.report(draining=self._draining)
 
     # --- the thread's own
 
@@ -249,7 +240,7 @@ class EngineLoop:
         error: ReplicaError | None = None
         if item.finish is not None:
             del self._live[item.seq]
-            self._metrics.ended(item.finish)
+            self._metrics.ended(item.finish, len(seq.output))
         if item.finish is Finish.ERROR:
             error = self._failure(seq, item.reason, drawn)
         first = item.token is not None and len(seq.output) == 1

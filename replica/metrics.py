@@ -50,6 +50,9 @@ class Metrics:
             "cached_prompt_tokens", "Prompt tokens whose keys were found in cached pages"
         )
         self._sequences = self._counter("sequences", "Sequences that ended, by how", "finish")
+        self._generated = Counter(
+            "vllm:generation_tokens", "Tokens that sequences were given", registry=self.registry
+        )
         for tier in (Tier.HOST, Tier.DISK):
             self._loads.labels(tier.value)
         for tier in (Tier.GPU, Tier.HOST):
@@ -83,7 +86,9 @@ class Metrics:
     def cached(self, tokens: int) -> None:
         self._cached.inc(tokens)
 
-    def ended(self, finish: Finish) -> None:
+    def ended(self, finish: Finish, tokens: int) -> None:
+        """A sequence that was given so many tokens: what the bill is reconciled with."""
+        self._generated.inc(tokens)
         self._sequences.labels(finish.value).inc()
 
     def render(self) -> bytes:
@@ -140,6 +145,8 @@ class _State(Collector):
         yield _ours("slots", "Adapters that fit in one forward pass", now.slots)
         in_slot = [state for state in now.adapters if state.tier is Tier.GPU]
         yield _ours("slots_used", "Slots that hold an adapter", len(in_slot))
+        yield _ours("host_bytes", "Bytes of host memory for adapters, 0 is any", now.host_bytes)
+        yield _ours("host_bytes_used", "Bytes of adapters in host memory", now.host_bytes_used)
         yield _ours("adapters_pinned", "Adapters that may not leave", _count_pinned(now))
         known = GaugeMetricFamily(
             f"{_NAMESPACE}_adapters", "Adapters in the store, by state", labels=["status"]

@@ -29,7 +29,7 @@ import obstore
 from obstore.exceptions import BaseError, NotFoundError, PreconditionError
 from obstore.store import from_url
 
-from replica.engine.adapter_files import WEIGHTS_FILE
+from replica.engine.adapter_files import CONFIG_MAX_BYTES, WEIGHTS_FILE
 from replica.engine.bad_adapter import BadAdapter
 from replica.engine.peft_config import CONFIG_FILE
 from shared.clock import Clock
@@ -77,6 +77,26 @@ class RemoteAdapter:
     @property
     def size_bytes(self) -> int:
         return sum(file.size_bytes for file in (self.config, self.weights) if file is not None)
+
+    def fault(self, weights_max_bytes: int) -> BadAdapter | None:
+        """What is wrong with it for all to see, before anything is downloaded."""
+        if self.config is None:
+            return BadAdapter("missing_config", f"no {CONFIG_FILE}: upload it too", CONFIG_FILE)
+        if self.config.size_bytes > CONFIG_MAX_BYTES:
+            has = f"{CONFIG_FILE} has {self.config.size_bytes} bytes: save it with PEFT"
+            return BadAdapter("bad_config", has, CONFIG_FILE)
+        if self.weights is None and self.pickled:
+            text = "the weights are a pickle, which could run code: save them with safetensors"
+            return BadAdapter("pickle_not_allowed", text, "adapter_model.bin")
+        if self.weights is None:
+            return BadAdapter("missing_weights", f"no {WEIGHTS_FILE}: upload it too", WEIGHTS_FILE)
+        if self.weights.size_bytes > weights_max_bytes:
+            text = (
+                f"{WEIGHTS_FILE} has {self.weights.size_bytes} bytes; what fits this base and rank "
+                f"cap has {weights_max_bytes} at most: save the adapter alone"
+            )
+            return BadAdapter("too_large", text, WEIGHTS_FILE)
+        return None
 
 
 class ObjectStore:

@@ -26,22 +26,19 @@ from pathlib import Path
 from typing import Final
 
 from replica.disk_cache import DiskCache
-from replica.engine.adapter_files import CONFIG_MAX_BYTES, WEIGHTS_FILE
+from replica.engine.adapter_files import WEIGHTS_FILE
 from replica.engine.adapter_store import AdapterFolder, Found, Refused
 from replica.engine.bad_adapter import BadAdapter
 from replica.engine.host_adapter import HostAdapter
 from replica.engine.peft_config import CONFIG_FILE, PeftConfig, load_config
 from replica.object_store import ObjectStore, RemoteAdapter, RemoteFile
+from replica.source import NOT_FOUND, PASSING
 from replica.verdicts import Verdicts
 from shared.clock import Clock
 from shared.ids import AdapterId
 
 _log = logging.getLogger(__name__)
 
-PASSING: Final = frozenset({"unreachable", "unreadable", "changed", "disk_full"})
-"""Codes that accuse the store, the disk or the moment, not the adapter."""
-
-_DOWNLOADS: Final = 4
 _LOOKS: Final = 2
 _FIRST_LIST_S: Final = 5.0
 """The first scan waits this long for the first listing."""
@@ -56,8 +53,6 @@ class _Failure:
 
 
 class RemoteFolder:
-    """Its reads may wait for the network: they belong on `downloads`, not where disks are read."""
-
     def __init__(
         self,
         store: ObjectStore,
@@ -81,20 +76,20 @@ class RemoteFolder:
         self._lock = threading.Lock()
         self._listed: dict[AdapterId, RemoteAdapter] = {}
         self._listing: Future[None] | None = None
-        self._listed_at = float("-inf")
+        self._listed_at = self._told_at = float("-inf")
         self._said: dict[AdapterId, Found | Refused] = {}  # by name, as last scanned
         self._looking: set[AdapterId] = set()  # keys
         self._flights: dict[AdapterId, Future[None]] = {}  # by key
         self._failures: dict[AdapterId, _Failure] = {}  # by key
-        # Three pools, so that a listing, a first look and a load never wait for each other.
-        self.downloads = ThreadPoolExecutor(_DOWNLOADS, thread_name_prefix="download")
+        # Two pools besides the caller's, so that listing, first looks and loads never wait for
+        # each other.
         self._looks = ThreadPoolExecutor(_LOOKS, thread_name_prefix="look")
         self._lister = ThreadPoolExecutor(1, thread_name_prefix="list")
 
     def close(self) -> None:
         """What is under way ends soon, with a fault."""
         self._store.close()
-        for pool in (self.downloads, self._looks, self._lister):
+        for pool in (self._looks, self._lister):
             pool.shutdown(wait=False, cancel_futures=True)
         self._cache.close()
 
@@ -126,10 +121,23 @@ class RemoteFolder:
         remote = self._listed.get(adapter)
         return remote is not None and self._key(adapter, remote) in self._cache
 
+    def locate(self, path: str) -> AdapterId:
+        """A name, or the store's URL and a name."""
+        name = path.removeprefix(f"{self._store.url}/").strip("/")
+        if not name or "/" in name or name.startswith("."):
+            raise BadAdapter(
+                "outside_root", f"{path} names no adapter of {self._store.url}", "lora_path"
+            )
+        return AdapterId(name)
+
     def fetch(self, adapter: AdapterId) -> None:
-        """Bring its files to the disk. Blocks; raises BadAdapter."""
+        """Bring what the store has now, and judge it. Blocks; raises BadAdapter."""
+        self._list()  # it may be new, or replaced
         remote = self._remote(adapter)
-        self._fetch(self._key(adapter, remote), remote)
+        key = self._key(adapter, remote)
+        self._fetch(key, remote)
+        if self._verdicts.get(key) is None:
+            self._judge(adapter, key)
 
     def _read_cached(self, adapter: AdapterId, key: AdapterId) -> HostAdapter:
         try:
@@ -152,24 +160,30 @@ class RemoteFolder:
         return None
 
     def _list(self) -> None:
+        began_at = self._clock()
         try:
             listed = self._store.list()
         except BadAdapter as bad:
             _log.error("store not listed", extra={"url": self._store.url, "reason": bad.message})
         else:
-            with self._lock:
-                self._listed = listed
-            keys = {self._key(name, remote) for name, remote in listed.items()}
-            self._verdicts.keep_only(keys)
-            self._folder.keep_only(keys)
-            for key in self._failures.keys() - keys:
-                self._failures.pop(key, None)
+            self._take(listed, began_at)
         self._listed_at = self._clock()
+
+    def _take(self, listed: dict[AdapterId, RemoteAdapter], began_at: float) -> None:
+        with self._lock:
+            if began_at < self._told_at:
+                return  # one that began later was quicker
+            self._listed, self._told_at = listed, began_at
+        keys = {self._key(name, remote) for name, remote in listed.items()}
+        self._verdicts.keep_only(keys)
+        self._folder.keep_only(keys)
+        for key in self._failures.keys() - keys:
+            self._failures.pop(key, None)
 
     def _remote(self, adapter: AdapterId) -> RemoteAdapter:
         remote = self._listed.get(adapter)
         if remote is None:
-            raise BadAdapter("missing_config", f"the store has no adapter {adapter}")
+            raise BadAdapter(NOT_FOUND, f"No adapter found for {adapter} in {self._store.url}")
         return remote
 
     def _key(self, adapter: AdapterId, remote: RemoteAdapter) -> AdapterId:
@@ -180,7 +194,7 @@ class RemoteFolder:
 
     def _answer(self, name: AdapterId, remote: RemoteAdapter) -> Found | Refused | None:
         """None: it is being looked at for the first time."""
-        plain = self._by_listing(remote)
+        plain = remote.fault(self._largest_bytes)
         if plain is not None:
             return _refused(name, plain)
         key = self._key(name, remote)
@@ -195,22 +209,6 @@ class RemoteFolder:
             return before
         return _refused(name, failure.reason)
 
-    def _by_listing(self, remote: RemoteAdapter) -> BadAdapter | None:
-        if remote.config is None:
-            return BadAdapter("missing_config", f"no {CONFIG_FILE}: upload it too", CONFIG_FILE)
-        if remote.config.size_bytes > CONFIG_MAX_BYTES:
-            return BadAdapter("bad_config", f"{remote.config.size_bytes} bytes", CONFIG_FILE)
-        if remote.weights is None and remote.pickled:
-            text = "the weights are a pickle, which could run code: save them with safetensors"
-            return BadAdapter("pickle_not_allowed", text, "adapter_model.bin")
-        if remote.weights is None:
-            return BadAdapter("missing_weights", f"no {WEIGHTS_FILE}: upload it too", WEIGHTS_FILE)
-        if remote.weights.size_bytes > self._largest_bytes:
-            has, limit = remote.weights.size_bytes, self._largest_bytes
-            text = f"{has} bytes; what fits this base and rank cap has {limit} at most"
-            return BadAdapter("too_large", text, WEIGHTS_FILE)
-        return None
-
     def _look(self, name: AdapterId, key: AdapterId, remote: RemoteAdapter) -> None:
         """Begin to learn what it is, unless that is under way."""
         with self._lock:
@@ -222,18 +220,19 @@ class RemoteFolder:
     def _examine(self, name: AdapterId, key: AdapterId, remote: RemoteAdapter) -> None:
         try:
             self._fetch(key, remote)
-            with self._cache.hold(key):
-                verdict = self._folder.examine(key)
+            self._judge(name, key)
         except BadAdapter as bad:
-            verdict = _refused(name, bad)
+            self._conclude(name, key, _refused(name, bad))
         except Exception as error:
             _log.exception("adapter not looked at", extra={"adapter": name})
-            verdict = Refused(name, "unreadable", repr(error))
-        try:
-            self._conclude(name, key, verdict)
+            self._conclude(name, key, Refused(name, "unreadable", repr(error)))
         finally:
             with self._lock:
                 self._looking.discard(key)
+
+    def _judge(self, name: AdapterId, key: AdapterId) -> None:
+        with self._cache.hold(key):
+            self._conclude(name, key, self._folder.examine(key))
 
     def _conclude(self, name: AdapterId, key: AdapterId, verdict: Found | Refused) -> None:
         if isinstance(verdict, Refused) and verdict.reason_code in PASSING:
@@ -271,7 +270,7 @@ class RemoteFolder:
         flight.result()
 
     def _bring(self, key: AdapterId, remote: RemoteAdapter) -> None:
-        bad = self._by_listing(remote)
+        bad = remote.fault(self._largest_bytes)
         if bad is not None:
             raise bad
         assert remote.config is not None

@@ -68,6 +68,8 @@ class ReplicaReport:
     host_bytes: int = 0  # bytes of adapters that fit in host memory; 0: not counted
     copy_bytes_per_s: float = 0.0  # measured, host memory to a slot; 0: not yet
     read_bytes_per_s: float = 0.0  # measured, disk to host memory; 0: not yet
+    fetch_bytes_per_s: float = 0.0  # measured, object store to host memory; 0: not yet
+    host_bytes_used: int = 0  # of copies in host memory, or on their way there
     store: str = ""  # all that this store lists and `adapters` does not name is on disk here
 
 

@@ -14,10 +14,12 @@ Weights belong to a version, (adapter, digest), never to a name alone. Laws:
   the new one; the old leaves its slot and host memory as soon as nobody holds it.
 - FAILED is terminal, with its reason, until other content is offered or the adapter is withdrawn
   and offered again: a broken adapter is not read over and over.
-- Host memory keeps at most `host_max` copies (`host_tier.py`).
+- Host memory keeps at most `host_max` copies and `host_bytes` of them (`host_tier.py`). Two names
+  with the same content are two adapters here; only their bytes in host memory count once.
+- What is on no disk of this machine takes no slot while it comes: its load is given back
+  (`postpone`) and it is fetched to host memory first. It blocks nobody meanwhile.
 
-Commands come out of `poll` in the order in which they must be carried out. Two names with the same
-content are two adapters here. A load always finds a host place, because host_max >= slots.
+Commands come out of `poll` in the order in which they must be carried out.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from collections.abc import Collection
 
 from replica.core.adapter_view import AdapterView
 from replica.core.catalogue import Catalogue
-from replica.core.commands import Command, Evict, EvictHost, Load
+from replica.core.commands import Command, Evict, EvictHost, Fetch, Load
+from replica.core.far import Far
 from replica.core.host_tier import HostTier, Version
 from replica.core.pages import PagePool
 from replica.core.room import Fit, Room
@@ -35,34 +38,35 @@ from replica.core.waiters import Waiters
 from shared.ids import AdapterId
 from shared.messages import Tier
 
-__all__ = ["AdapterCache", "Command", "Evict", "EvictHost", "Load"]
+__all__ = ["AdapterCache", "Command", "Evict", "EvictHost", "Fetch", "Load"]
 
 
 class AdapterCache(AdapterView):
     """Decides; the engine thread carries out."""
 
     def __init__(
-        self, *, slots: int, host_max: int, pool: PagePool, pages_max: int | None = None
+        self,
+        *,
+        slots: int,
+        host_max: int | None = None,
+        host_bytes: int | None = None,
+        pool: PagePool,
+        pages_max: int | None = None,
     ) -> None:
-        """`pages_max` of the pool are what all adapters may have together; None is all."""
-        if slots < 1:
-            raise ValueError(f"an adapter cache needs at least one slot, not {slots}")
-        if host_max < slots:
-            raise ValueError(
-                f"host memory must have room for what the slots hold: {host_max} < {slots}; "
-                "raise max_cpu_loras or lower max_loras"
-            )
+        """`pages_max`: pages of the pool that all adapters may have together. None: no limit."""
+        if host_max is not None and host_max < slots:
+            raise ValueError(f"host_max {host_max} is less than {slots} slots: raise max_cpu_loras")
         self._pool = pool
         pages_max = pool.pages if pages_max is None else pages_max
         super().__init__(
             catalogue=Catalogue(pins_max=slots - 1, pages_max=pages_max),
             slots=SlotTable(slots=slots),
-            host=HostTier(places=host_max),
+            host=HostTier(places=host_max, max_bytes=host_bytes),
         )
         self._room = Room(slots=self._slots, pool=pool, pages_max=pages_max, spare=self._spare)
         self._waiters = Waiters()
-        self._unplaced: tuple[tuple[AdapterId, float], ...] = ()
         self._promised: frozenset[int] = frozenset()  # slots of adapters that somebody waits for
+        self._far = Far(self._host)
         self._short = False  # a load lacks nothing but pages of the pool
         self._outbox: list[Command] = []
         self._changed = True  # something that decides placing has changed since the last poll
@@ -74,6 +78,10 @@ class AdapterCache(AdapterView):
     ) -> None:
         """The store has this content under this name; again with another digest: a new version."""
         self._retire(self._catalogue.offer(adapter, digest, rank, size_bytes, pages))
+        host_bytes = self._host.max_bytes
+        if host_bytes is not None and size_bytes > host_bytes:
+            reason = f"it takes {size_bytes} bytes, host memory has {host_bytes}: raise host_bytes"
+            self._catalogue.fail((adapter, digest), reason)
 
     def withdraw(self, adapter: AdapterId) -> None:
         """Gone from the store. Sequences that hold it finish; nobody else gets it."""
@@ -120,9 +128,10 @@ class AdapterCache(AdapterView):
 
     # --- what the engine reports
 
-    def read(self, adapter: AdapterId, digest: str) -> None:
-        """A copy is in host memory: on its way to a slot, or fetched ahead."""
+    def read(self, adapter: AdapterId, digest: str, reload_s: float = 0.0) -> None:
+        """A copy is in host memory, on its way to a slot or fetched ahead; it took `reload_s`."""
         version = (adapter, digest)
+        self._far.discard(version)
         letting_go = EvictHost(adapter, digest)
         slot = self._slots.find(version)
         if slot is not None and slot.loading:
@@ -132,7 +141,8 @@ class AdapterCache(AdapterView):
             return
         if letting_go in self._outbox:  # it speaks of the copy that was there before this one
             self._outbox = [command for command in self._outbox if command != letting_go]
-        self._let_go(self._host.arrive(version))
+        size_bytes = self._catalogue.size_bytes(version)
+        self._let_go(self._host.arrive(version, size_bytes, reload_s))
         self._note()
 
     def loaded(self, adapter: AdapterId, digest: str, slot: int) -> None:
@@ -144,9 +154,23 @@ class AdapterCache(AdapterView):
 
     def load_failed(self, adapter: AdapterId, digest: str, slot: int, reason: str) -> None:
         """What is in the slot now is nobody's weights: it is emptied before it is used again."""
+        version = adapter, digest
+        self._vacate(self._receiving(version, slot))
+        self._let_go(self._host.drop(version))
+        self._catalogue.fail(version, reason)
+        self._note()
+
+    def postpone(self, adapter: AdapterId, digest: str, slot: int) -> None:
+        """It is on another machine: its load gives the slot back until a copy has been fetched."""
         version = (adapter, digest)
         self._vacate(self._receiving(version, slot))
         self._let_go(self._host.drop(version))
+        self._far.add(version)
+        self._note()
+
+    def fetch_failed(self, adapter: AdapterId, digest: str, reason: str) -> None:
+        version = (adapter, digest)
+        self._far.discard(version)
         self._catalogue.fail(version, reason)
         self._note()
 
@@ -159,11 +183,6 @@ class AdapterCache(AdapterView):
             self._place()
         commands, self._outbox = self._outbox, []
         return commands
-
-    @property
-    def unplaced(self) -> tuple[tuple[AdapterId, float], ...]:
-        """Adapters that found no slot at the last poll, and since when; longest first."""
-        return self._unplaced
 
     def make_room(self, pages: int, *, keep: int | None = None) -> bool:
         """Idle adapters, but not the one in slot `keep`, leave until the pool has `pages`; False,
@@ -190,15 +209,7 @@ class AdapterCache(AdapterView):
     def check(self) -> None:
         for part in (self._catalogue, self._slots, self._room, self._host, self._waiters):
             part.check()
-        loading = {slot.version for slot in self._slots if slot.loading}
-        for slot in self._slots:
-            assert not slot.idle or self._is_current(slot), "an old version that nobody holds stays"
-            for seq in slot.holders:
-                assert seq not in self._waiters, f"{seq!r} waits for what it holds"
-        for version in self._host.versions():
-            busy = self._host.is_busy(version)
-            assert busy == (version in loading), f"{version}: busy is not loading"
-            assert busy or self._catalogue.is_current(version), f"{version}: nobody will use it"
+        self.check_versions(self._waiters)
 
     # --- placing
 
@@ -212,6 +223,8 @@ class AdapterCache(AdapterView):
             if version is None:
                 continue
             slot = self._slots.find(version)
+            if slot is None and self._far.holds_back(version, self._outbox):
+                continue
             if slot is None and not unplaced:
                 slot = self._begin(version, promised)
             if slot is None:
@@ -220,13 +233,20 @@ class AdapterCache(AdapterView):
                 promised.add(slot.index)
         for adapter in self._catalogue.pinned():
             version = self._catalogue.current(adapter)
-            if version is not None and self._slots.find(version) is None:
-                self._begin(version, promised)
+            if (
+                version is None
+                or self._slots.find(version)
+                or self._far.holds_back(version, self._outbox)
+            ):
+                continue
+            self._begin(version, promised)
         self._unplaced, self._promised = tuple(unplaced), frozenset(promised)
 
     def _begin(self, version: Version, promised: set[int]) -> Slot | None:
         """Start a load; None, and nobody leaves, when no slot or too few pages can be spared."""
-        pages = self._catalogue.pages(version)
+        pages, size_bytes = self._catalogue.pages(version), self._catalogue.size_bytes(version)
+        if not self._host.has_room(version, size_bytes):
+            return None  # loads that are under way have it all
         leaving = self._room.for_load(pages, promised)
         if leaving is None:
             self._short = self._short or self._room.fits_after(pages, (), promised).slot
@@ -237,7 +257,7 @@ class AdapterCache(AdapterView):
         assert slot is not None, "a load was promised a slot"
         assert own is not None, "a load was promised its pages"
         tier = Tier.HOST if version in self._host else Tier.DISK
-        self._let_go(self._host.reserve(version))
+        self._let_go(self._host.reserve(version, size_bytes))
         self._slots.begin(slot, version, tier, tuple(own))
         self._outbox.append(Load(*version, slot.index, tier))
         self._states = None
@@ -248,8 +268,10 @@ class AdapterCache(AdapterView):
         slot = None if version is None else self._slots.find(version)
         if slot is not None:
             self._leave_if_old(slot)
-        if version is not None and (slot is None or not slot.loading):
-            self._let_go(self._host.drop(version))
+        if version is not None:
+            self._far.discard(version)
+            if slot is None or not slot.loading:
+                self._let_go(self._host.drop(version))
         self._note()
 
     def _leave_if_old(self, slot: Slot) -> None:

@@ -6,6 +6,7 @@ from replica.core.catalogue import Catalogue, Known
 from replica.core.host_tier import HostTier, Version
 from replica.core.slot_table import Slot, SlotTable
 from replica.core.step import BASE_SLOT
+from replica.core.waiters import Waiters
 from shared.ids import AdapterId
 from shared.messages import AdapterState, AdapterStatus, Tier
 
@@ -17,11 +18,25 @@ class AdapterView:
         self._catalogue = catalogue
         self._slots = slots
         self._host = host
+        self._unplaced: tuple[tuple[AdapterId, float], ...] = ()
         self._states: tuple[AdapterState, ...] | None = None  # None: something has changed since
 
     def refusal(self, adapter: AdapterId) -> str | None:
         """Why a new sequence of this adapter can never run here; None when it can."""
         return self._catalogue.refusal(adapter)
+
+    @property
+    def unplaced(self) -> tuple[tuple[AdapterId, float], ...]:
+        """Adapters that found no slot at the last poll, and since when; longest first."""
+        return self._unplaced
+
+    def unplaced_versions(self) -> list[Version]:
+        versions = (self._catalogue.current(adapter) for adapter, _ in self._unplaced)
+        return [version for version in versions if version is not None]
+
+    @property
+    def host_bytes(self) -> int:  # of copies in host memory, or on their way there
+        return self._host.used_bytes
 
     @property
     def slots_used(self) -> int:  # by weights there or on their way, old versions included
@@ -68,6 +83,21 @@ class AdapterView:
         if self._states is None:
             self._states = tuple(self._state(name, known) for name, known in self._catalogue)
         return self._states
+
+    def check_versions(self, waiters: Waiters) -> None:
+        """Everything in slots and host memory is somebody's."""
+        loading = {slot.version for slot in self._slots if slot.loading}
+        for slot in self._slots:
+            assert not slot.idle or self._is_current(slot), "an old version that nobody holds stays"
+            for seq in slot.holders:
+                assert seq not in waiters, f"{seq!r} waits for what it holds"
+        for version in self._host.versions():
+            busy = self._host.is_busy(version)
+            assert busy == (version in loading), f"{version}: busy is not loading"
+            assert busy or self._catalogue.is_current(version), f"{version}: nobody will use it"
+
+    def is_current(self, version: Version) -> bool:
+        return self._catalogue.is_current(version)
 
     def _resident(self, adapter: AdapterId) -> Slot | None:
         version = self._catalogue.current(adapter)

@@ -108,6 +108,10 @@ class Catalogue:
         assert self.is_current(version)
         return self._known[version[0]].pages
 
+    def size_bytes(self, version: Version) -> int:
+        """0 for a version that is not current."""
+        return self._known[version[0]].size_bytes if self.is_current(version) else 0
+
     def refusal(self, adapter: AdapterId) -> str | None:
         """Why it cannot run; None when it can."""
         known = self._known.get(adapter)

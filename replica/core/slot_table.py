@@ -35,6 +35,8 @@ class Slot:
 
 class SlotTable:
     def __init__(self, *, slots: int) -> None:
+        if slots < 1:
+            raise ValueError(f"an adapter cache needs at least one slot, not {slots}")
         self._slots = tuple(Slot(index) for index in range(slots))
         self._placed: dict[Version, Slot] = {}
         self._leases: dict[str, Slot] = {}

@@ -6,8 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from torch import Tensor
+
 from replica.core.step import Step
 from replica.engine.host_adapter import HostAdapter
+from replica.engine.model_config import ModelConfig
 from replica.engine.sampler import Drawn
 
 
@@ -40,7 +43,13 @@ class StepRunner(Protocol):
     def overlaps(self) -> bool:
         """Whether a step may be launched before the one before it is collected."""
 
+    @property
+    def config(self) -> ModelConfig: ...
+
     def launch(self, step: Step) -> Flight: ...
+
+    def logits(self, step: Step) -> Mapping[str, Tensor]:
+        """Sequence id to logits [vocab] in float32, for rows that sample; draws nothing."""
 
     def pages_of(self, adapter: HostAdapter) -> int:
         """How many pages `load` wants for it."""

@@ -56,7 +56,7 @@ def draw(logits: Tensor, rows: Sequence[Row], ends: frozenset[int] = frozenset()
         if row.sampling.logprobs is not None
     }
     lost = steer(logits, rows, ends)
-    tokens = logits.argmax(dim=-1)
+    tokens = _likeliest(logits)
     hot = [i for i, row in enumerate(rows) if row.sampling.temperature > 0 and finite[i]]
     if hot:
         tokens[torch.tensor(hot, device=logits.device)] = _sample(logits, rows, hot)
@@ -64,6 +64,13 @@ def draw(logits: Tensor, rows: Sequence[Row], ends: frozenset[int] = frozenset()
         _describe(token, row, logprobs.get(i)) if ok and i not in lost else Drawn(BROKEN)
         for i, (row, token, ok) in enumerate(zip(rows, tokens.tolist(), finite, strict=True))
     ]
+
+
+def _likeliest(logits: Tensor) -> Tensor:
+    """Tokens [rows], int64. On a CPU by numpy, whose argmax of long rows is ten times as quick."""
+    if logits.device.type == "cpu":
+        return torch.from_numpy(logits.numpy().argmax(axis=-1))
+    return logits.argmax(dim=-1)
 
 
 def score(logits: Tensor, targets: Sequence[int], top: int) -> list[Drawn]:

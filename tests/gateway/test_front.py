@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted import BASE, Fleet, ScriptedReplica, read_reply, until
 
-from gateway import front
-from gateway.front import plain_head
+from gateway import front, plain
+from gateway.plain import plain_head
 
 LINE = b"POST /v1/chat/completions HTTP/1.1\r\n"
 HEAD = LINE + b"Host: x\r\nContent-Length: 2\r\n"
@@ -56,9 +56,9 @@ def test_heads_that_differ_in_length_alone_are_one() -> None:
 
 
 def test_remembered_heads_are_bounded() -> None:
-    for number in range(3 * front._REMEMBERED_MAX):
+    for number in range(3 * plain._REMEMBERED_MAX):
         assert plain_head(HEAD + b"X-Number: %d\r\n" % number) is not None
-    assert len(front._remembered) <= front._REMEMBERED_MAX
+    assert len(plain._remembered) <= plain._REMEMBERED_MAX
 
 
 @pytest.mark.parametrize(

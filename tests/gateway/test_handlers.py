@@ -158,6 +158,18 @@ async def test_the_replica_never_sees_a_tenants_key_or_headers(fleet) -> None:
         assert headers["x-request-id"].startswith("req_")
 
 
+@pytest.mark.parametrize("shares", [False, True])
+async def test_a_tenant_shares_cached_prompts_with_itself_unless_all_share(
+    fleet, shares: bool
+) -> None:
+    one = replica()
+    async with fleet(one, forward={"share_prefixes": shares}) as it:
+        forged = {"x-loraplex-cache-salt": "globex"}
+        await it.http.post("/v1/chat/completions", json=ASK, headers=forged)
+        salts = one.received[0][0].headers.getall("x-loraplex-cache-salt", [])
+        assert salts == ([] if shares else ["acme"])
+
+
 # Refusals ---------------------------------------------------------------------------------------
 
 

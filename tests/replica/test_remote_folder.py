@@ -211,5 +211,5 @@ def test_what_the_listing_tells_costs_no_download(
 def test_a_name_the_store_lacks_is_refused(open_folder: Open) -> None:
     folder = open_folder()
     settled(folder)
-    with pytest.raises(BadAdapter, match="missing_config"):
+    with pytest.raises(BadAdapter, match="adapter_not_found"):
         folder.read(AdapterId("nobody"))

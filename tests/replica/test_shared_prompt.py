@@ -30,6 +30,23 @@ SHARED, REQUESTS, AT_ONCE, SLOTS = 300, 600, 24, 4
 EVERY = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 RANKS = {"ada": 4, "bob": 8, "cyd": 16, "dee": 2, "eve": 24, "fay": 32, "gus": 8, "hal": 1}
 BASE = "base"
+TEXT = """The lighthouse stood on the last rock before the open sea. Every evening its keeper
+climbed two hundred steps with a can of oil, trimmed the wick, and wrote the weather into
+a book that his father had begun. Ships from Lisbon passed with cork and wine, ships from
+Bergen with dried fish and timber, and once a year a small grey boat brought flour,
+candles, letters and a new almanac. In winter nobody came. The keeper repaired nets,
+taught his daughter the names of the stars, and measured how far the waves had thrown
+their stones up the path. He liked Vega best, because it came back in spring; she
+preferred Aldebaran, which was red and had a difficult name. When she was twelve she built
+a telescope from two lenses and a length of drain pipe. The first thing that she saw in it
+was not a star but a sail, torn and hanging, far to the north where no ship had any
+business to be. They lit the lamp at noon, rang the bell until their arms ached, and rowed
+out with blankets, soup and the long rope. There were four people on board: a cook, two
+brothers, and a woman who had drawn the only map of those waters that showed the rock in
+the right place. Nobody had believed her. She stayed until April, corrected the almanac in
+red ink, and left the map behind on the kitchen wall, where it still hangs beside the
+barometer. Visitors who ask about it are told this story first, and afterwards they are
+asked a question, to find out whether they listened to all of it."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +64,8 @@ class Case:
 
     def prompts(self) -> list[list[int]]:
         vocabulary = Vocabulary(self.base)
-        text = "A ship left the harbour at dawn, and the keeper of the light wrote down its name. "
-        shared = list(vocabulary.encode(text * 40, special=True))[:SHARED]
+        shared = list(vocabulary.encode(TEXT, special=True))[:SHARED]
+        assert len(shared) == SHARED
         return [[*shared, *vocabulary.encode(ending, special=False)] for ending in self.endings]
 
 
@@ -69,8 +86,8 @@ def real_case(tmp_path: Path, real_base: Path, real_adapters: Path) -> Case:
     config = ModelConfig.from_dir(real_base)
     for seed, name in enumerate(list(RANKS)[:5], start=1):
         adapter = tmp_path / "adapters" / name
-        tiny_adapter(adapter, config, seed, r=RANKS[name], targets=EVERY, strength=0.2)
-    return Case(real_base, tmp_path / "adapters", ("", " What was its name?"), tokens=8)
+        tiny_adapter(adapter, config, seed, r=RANKS[name], targets=EVERY, strength=0.5)
+    return Case(real_base, tmp_path / "adapters", (" What did she build?", " The map"), tokens=8)
 
 
 def _references(case: Case) -> dict[tuple[str, int], str]:
@@ -118,6 +135,7 @@ async def _text(served: Any, body: dict[str, Any]) -> tuple[str, int]:
         return whole["choices"][0]["text"], _cached(whole["usage"])
     *events, done, rest = raw.split(b"\n\n")
     assert (done, rest) == (b"data: [DONE]", b"")
+    events = [event for event in events if not event.startswith(b":")]  # no silence is too long
     chunks = [orjson.loads(event.removeprefix(b"data: ")) for event in events]
     text = "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
     return text, _cached(chunks[-1]["usage"])

@@ -129,10 +129,15 @@ class CudaRunner:
         return {seq: drawn.token for seq, drawn in self.run_with_logprobs(step).items()}
 
     def logits(self, step: Step) -> dict[str, Tensor]:
-        """Sequence id to logits [vocab] in float32, for rows that sample; draws nothing."""
+        """Sequence id to logits [vocab] in float32, for rows that sample; draws nothing.
+
+        A step may be under way: what it drew is still to be fed to the next, and stays.
+        """
         sampling = [row for row in step.rows if row.samples]
         with torch.inference_mode(), self._here():
+            drawn = self._drawn.clone()
             self._start(step.rows, sampling)
+            self._drawn.copy_(drawn)
             rows = self._logits[: len(sampling)].clone()
         return dict(zip((row.seq for row in sampling), rows, strict=True))
 

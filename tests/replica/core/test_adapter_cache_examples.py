@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from replica.core.adapter_cache import AdapterCache, Evict, EvictHost, Load
+from replica.core.adapter_cache import AdapterCache, Evict, EvictHost, Fetch, Load
 from replica.core.pages import PagePool
 from shared.ids import AdapterId
 from shared.messages import AdapterStatus, Tier
@@ -199,7 +199,67 @@ def test_old_and_new_version_live_side_by_side_until_the_old_is_let_go() -> None
 def test_a_cache_that_cannot_keep_its_laws_is_not_built() -> None:
     with pytest.raises(ValueError, match="at least one slot"):
         AdapterCache(slots=0, host_max=4, pool=PagePool(pages=1, page_tokens=1))
-    with pytest.raises(ValueError, match="raise max_cpu_loras or lower max_loras"):
+    with pytest.raises(ValueError, match="raise max_cpu_loras"):
         AdapterCache(slots=4, host_max=3, pool=PagePool(pages=1, page_tokens=1))
     with pytest.raises(ValueError, match="digest"):
         cache_of().offer(A, "", 8, 100, 1)
+
+
+def test_what_is_far_away_gives_its_slot_back_and_blocks_nobody() -> None:
+    cache = cache_of(A, B, C, slots=1)
+    cache.want(A, "s", 1.0)
+    assert cache.poll(1.0) == [Load(A, "v1", 0, Tier.DISK)]
+    cache.postpone(A, "v1", 0)
+    cache.want(B, "t", 2.0)
+    assert cache.poll(2.0) == [Evict(A, 0), Fetch(A, "v1"), Load(B, "v1", 0, Tier.DISK)]
+    assert cache.unplaced == ()
+    cache.want(A, "u", 3.0)
+    assert cache.poll(3.0) == [], "it is asked for once"
+    cache.read(B, "v1")
+    cache.loaded(B, "v1", 0)
+    cache.check()
+    cache.read(A, "v1", 5.0)
+    assert cache.poll(4.0) == [Evict(B, 0), Load(A, "v1", 0, Tier.HOST)]
+    cache.check()
+
+
+def test_a_fetch_that_fails_is_told_to_all_who_wait() -> None:
+    cache = cache_of(A, slots=1)
+    cache.want(A, "s", 1.0)
+    cache.poll(1.0)
+    cache.postpone(A, "v1", 0)
+    cache.poll(1.0)
+    cache.fetch_failed(A, "v1", "the store is down")
+    assert "the store is down" in (cache.refusal(A) or "")
+    assert cache.poll(2.0) == []
+    cache.check()
+
+
+def test_a_version_replaced_while_it_is_fetched_is_let_go_when_it_comes() -> None:
+    cache = cache_of(A, slots=1)
+    cache.want(A, "s", 1.0)
+    cache.poll(1.0)
+    cache.postpone(A, "v1", 0)
+    cache.poll(1.0)
+    cache.offer(A, "v2", 8, 100, 1)
+    assert cache.poll(2.0) == [Load(A, "v2", 0, Tier.DISK)]
+    cache.read(A, "v1")
+    assert cache.poll(3.0) == [EvictHost(A, "v1")]
+    cache.check()
+
+
+def test_a_load_waits_for_bytes_of_host_memory_that_others_are_read_into() -> None:
+    pool = PagePool(pages=8, page_tokens=1)
+    cache = AdapterCache(slots=2, host_bytes=150, pool=pool)
+    for name, digest in ((A, "a1"), (B, "b1"), (C, "c1")):
+        cache.offer(name, digest, 8, 100, 1)
+    cache.offer(D, "d1", 8, 151, 1)
+    assert "host_bytes" in (cache.refusal(D) or "")
+    cache.want(A, "s", 1.0)
+    cache.want(B, "t", 2.0)
+    assert cache.poll(2.0) == [Load(A, "a1", 0, Tier.DISK)]
+    cache.read(A, "a1")
+    cache.loaded(A, "a1", 0)
+    assert cache.poll(3.0) == [EvictHost(A, "a1"), Load(B, "b1", 1, Tier.DISK)]
+    assert cache.host_bytes == 100
+    cache.check()
