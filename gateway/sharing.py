@@ -42,8 +42,13 @@ class Sharing:
                 continue
             try:
                 await self.exchange()
-            except StoreAway as error:
-                _log.debug("shares not exchanged", extra={"reason": str(error)})
+            except (
+                StoreAway,
+                LookupError,
+                TypeError,
+                ValueError,
+            ) as error:  # or they said nonsense
+                _log.debug("shares not exchanged", extra={"reason": repr(error)})
 
     async def exchange(self) -> None:
         """Raises StoreAway."""
@@ -52,12 +57,12 @@ class Sharing:
         if len(mine) > _TENANTS_MAX:
             most = sorted(mine.items(), key=lambda item: (-item[1].running, item[0]))
             mine = dict(most[:_TENANTS_MAX])
-        said = {tenant: tuple(its) for tenant, its in mine.items()}  # orjson knows no named tuples
-        words: list[Word] = [self._name, orjson.dumps(said), round(_COUNTS_S * 1e6)]
+        said = orjson.dumps({tenant: [*service] for tenant, service in mine.items()})
+        words: list[Word] = [self._name, said, round(_COUNTS_S * 1e6)]
         reply = await self._store.script("serve", ["serving"], words)
         told = {
-            bytes(name).decode(): _read(row)
-            for name, row in zip(reply[::2], reply[1::2], strict=True)
+            bytes(name).decode(): _read(theirs)
+            for name, theirs in zip(reply[::2], reply[1::2], strict=True)
         }
         for tenant, (served, running) in self._elsewhere.heard(told).items():
             queue.served_elsewhere(tenant, served, running)

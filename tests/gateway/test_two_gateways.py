@@ -3,44 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
-from scripted import BASE, Fleet, ScriptedReplica, until
+from scripted import BASE, ScriptedReplica, second, until
 
-from gateway.app import Gateway
-from gateway.config import GatewayConfig
 from gateway.tenants import Limits
 
 ROUNDS = 20
 CALLS = 60
 LIMIT = 10
-
-
-@asynccontextmanager
-async def second(it: Fleet, folder: Path) -> AsyncIterator[Gateway]:
-    """Another gateway on the same store and replicas."""
-    config = {
-        "listen": {"port": 0},
-        "store": {
-            "url": it.gateway._config.store.url,
-            "prefix": it.gateway.store._prefix,
-            "timeout_s": 2,
-            "spool": folder / "second.spool",
-        },
-        "fleet": {"replicas": [{"id": one.name, "url": one.url} for one in it.replicas]},
-    }
-    gateway = Gateway(GatewayConfig.model_validate(config))
-    await gateway.start()
-    dispatcher, clock = gateway.pump.dispatcher, gateway.pump.clock
-    await until(lambda: all(one.reported_at is not None for one in dispatcher.view(clock())))
-    try:
-        yield gateway
-    finally:
-        await gateway.close()
 
 
 async def test_sixty_calls_at_once_on_two_gateways_against_ten_a_minute(
