@@ -29,10 +29,12 @@ from gateway.ledger import Ledger
 from gateway.listener import Listener
 from gateway.metrics import Metrics
 from gateway.models import Models
+from gateway.placing import Placer
 from gateway.probes import Probes
 from gateway.pump import Pump
 from gateway.quota import Quota
 from gateway.registry import Registry
+from gateway.schedule import Schedule
 from gateway.sharing import Sharing
 from gateway.store.redis import Store
 from gateway.throttle import Throttle
@@ -57,12 +59,16 @@ class Gateway:
         self.registry = Registry(self.store)
         self.quota = Quota(self.store, config.quota, refused=self.metrics.over_quota)
         self.ledger = Ledger(self.store, config.store.spool)
-        self.pump = Pump(
-            _dispatcher(config), observe=self.metrics.decision, judged=self.metrics.verdict
-        )
         self._upstreams = upstreams(config)
         self._throttle = Throttle(config.listen.failed_keys_per_min)
         self._door = Door(self.registry, self._throttle, config.listen.client_ip_header)
+        self._placer = Placer(self._upstreams, token=config.fleet.token)
+        self.pump = Pump(
+            _dispatcher(config),
+            observe=self.metrics.decision,
+            judged=self.metrics.verdict,
+            carry_out=self._placer.carry_out,
+        )
         self._handlers = Handlers(
             config=config,
             registry=self.registry,
@@ -102,6 +108,9 @@ class Gateway:
         await self.store.start()
         await self.registry.start()
         await self.ledger.start()
+        if self._config.placement.schedule:
+            schedule = Schedule(self._config.placement.schedule, self.pump)
+            self._watches.append(tasks.spawn(schedule.run(), name="schedule"))
         for entry in self._config.fleet.replicas:
             self.pump.replica_added(ReplicaId(entry.id))
             watch = self._watch(entry)
@@ -144,6 +153,7 @@ class Gateway:
             await listener.close()
         await tasks.stop(*self._watches)
         self.pump.close()
+        await self._placer.close()
         for upstream in self._upstreams.values():
             upstream.close()
         await self.quota.close()

@@ -126,7 +126,7 @@ class PlacementConfig(Settings):
     """Bring adapters to their owners' host memory ahead of traffic; off: requests bring them."""
     interval_s: float = Field(1, gt=0)
     """Time between two plans of who should hold what."""
-    half_life_s: float = Field(120, gt=0)
+    half_life_s: float = Field(300, gt=0)
     """An adapter's popularity halves in this time."""
     host_share: float = Field(0.9, gt=0, le=1)
     """Share of each replica's host memory that is planned; the rest is what requests bring."""
@@ -134,14 +134,16 @@ class PlacementConfig(Settings):
     """An adapter that needs more than this share of a replica's places gets another owner..."""
     cool_s: float = Field(60, ge=0)
     """...and loses it when it has needed fewer for this long."""
-    spares: int = Field(1, ge=0, le=8)
-    """Further owners of each adapter while host memory lasts: a spill finds it warm there."""
+    spares: int = Field(8, ge=0, le=32)
+    """Most further owners of an adapter while host memory lasts: a spill finds it warm there."""
     ahead_max: int = Field(16, ge=1)
     """Orders to one replica that may be under way at once."""
     retry_s: float = Field(2, gt=0)
     """An order that had no effect is repeated after this, then after twice as long, and so on..."""
     attempts: int = Field(5, ge=1)
     """...at most this often in a row."""
+    keep_s: float = Field(10, gt=0)
+    """A replica is told at least this often what to keep in host memory."""
     lead_s: float = Field(30, ge=0)
     """Scheduled adapters are brought this long before their time."""
     handover_s: float = Field(30, ge=0)
@@ -159,7 +161,7 @@ class QueueConfig(Settings):
     """Fair-queue cost of an input token."""
     output_weight: float = Field(2, gt=0)
     """Fair-queue cost of an output token."""
-    warm_wait_s: float = Field(0.05, ge=0)
+    warm_wait_s: float = Field(1.0, ge=0)
     """How long a request may wait for a replica that has its adapter while others pass it."""
 
 

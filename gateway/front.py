@@ -199,6 +199,7 @@ class Front(asyncio.Protocol):
     def _hand_over(self, data: bytes | None = None) -> None:
         data = bytes(self._buffer) if data is None else data
         self._forget()
+        self._head = None  # a timer of an earlier request may still look for it
         other = self._otherwise()
         self.transport.set_protocol(other)
         other.connection_made(self.transport)

@@ -1,93 +1,60 @@
 """The production cores under virtual time: a heap of events in place of sockets and a GPU.
 
 `gateway.core.Dispatcher` decides as it does in the live gateway, fed with the same events: arrivals
-from a trace, reports from replicas, ends of requests. There is no second copy of the policy here,
-so what this program says of it is true of the fleet, as far as the price list (`sim_replica`) is.
+from a trace, reports from replicas, ends of requests; and `sim_replica` runs the replica's own
+scheduler and cache. There is no second copy of the policy here, so what this program says of it is
+true of the fleet, as far as the price list is. A baseline (`policies`) may stand in its place.
 
-Laws: every arrival ends once, finished or refused; time never runs back; the same trace, dispatcher
-settings and prices give the same outcomes, bit for bit, for ties in time break by order of birth.
+Laws: every arrival ends once, finished, refused or cut; time never runs back; the same trace,
+policy and prices give the same outcomes, bit for bit, for ties in time break by order of birth.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import assert_never
+from typing import Final, assert_never
 
-from gateway.core import dispatcher as gateway
-from gateway.core.dispatcher import Dispatch, Dispatcher, Evict, Reject
-from loadtests.sim_replica import Ended, Event, Job, Prices, ReportDue, SimReplica
-from loadtests.stats import Summary, summarise
+from gateway.core import decisions as gateway
+from gateway.core.decisions import Dispatch, Evict, Reject
+from gateway.core.fleet import Conduct
+from loadtests.faults import Fault
+from loadtests.policy import Policy
+from loadtests.prices import Prices
+from loadtests.run import Cut, Finished, Meter, Outcome, Refused, ReplicaLoad, Run
+from loadtests.sim_replica import BASE, STORE, Ended, Event, Job, ReportDue, SimReplica
+from loadtests.sim_replica import listing as store_listing
 from loadtests.trace import Arrival, Trace
 from shared.ids import ReplicaId, RequestId
 from shared.messages import Tier
 
+TICK_S: Final = 0.001
+"""A timer of the live gateway is not finer than this."""
 
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """Times in seconds from arrival; `tier` is where the adapter was, None for the base."""
-
-    arrival: Arrival
-    replica: ReplicaId
-    kind: str  # the placement: home, warm, spill or cold
-    tier: Tier | None
-    queue_s: float
-    first_token_s: float
-    total_s: float
+_SAMPLE_S: Final = 0.1
+"""Between two looks at the balance of the fleet."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
-    arrival: Arrival
-    why: str
+def simulate(
+    trace: Trace,
+    *,
+    policy: Policy,
+    replicas: int,
+    prices: Prices,
+    faults: Sequence[Fault] = (),
+    warm_up_s: float = 0.0,
+    decided: Callable[[float, object], None] = lambda now, decision: None,
+) -> Run:
+    """Run the whole trace; the policy must be new. It is left as the run leaves it.
 
-
-Outcome = Finished | Refused
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaLoad:
-    served: int
-    in_flight_mean: float
-    in_flight_max: int
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What came of a trace: outcomes in the order of its rows, and what replicas carried."""
-
-    outcomes: tuple[Outcome, ...]
-    replicas: Mapping[ReplicaId, ReplicaLoad]
-    loads: Mapping[Tier, int]  # by the tier they came from
-    ended_at_s: float
-
-    @property
-    def finished(self) -> tuple[Finished, ...]:
-        return tuple(o for o in self.outcomes if isinstance(o, Finished))
-
-    @property
-    def refused(self) -> Counter[str]:
-        return Counter(o.why for o in self.outcomes if isinstance(o, Refused))
-
-    def tier_shares(self) -> dict[Tier, float]:
-        """Of the finished requests that named an adapter: where it was when they came."""
-        tiers = Counter(o.tier for o in self.finished if o.tier is not None)
-        return {tier: tiers[tier] / tiers.total() if tiers else 0.0 for tier in Tier}
-
-    def kinds(self) -> Counter[str]:
-        return Counter(o.kind for o in self.finished)
-
-    def first_token_s(self) -> Summary:
-        return summarise(o.first_token_s for o in self.finished)
-
-
-def simulate(trace: Trace, *, dispatcher: Dispatcher, replicas: int, prices: Prices) -> Run:
-    """Run the whole trace; the dispatcher must be new. It is left as the run leaves it."""
+    The fleet is up `warm_up_s` before the trace begins: time to bring adapters, for who does so.
+    `decided` hears each decision and order in turn.
+    """
     if not trace or replicas < 1:
         raise ValueError("a simulation needs an arrival and a replica")
-    return _Simulation(trace, dispatcher, replicas, prices).run()
+    return _Simulation(trace, policy, replicas, prices, faults, warm_up_s, decided).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,100 +62,200 @@ class _Wake:
     pass
 
 
-@dataclass(slots=True)
-class _Meter:
-    """Requests in flight at one replica, integrated over time."""
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    pass
 
-    now: int = 0
-    max: int = 0
-    since: float = 0.0
-    area: float = 0.0
 
-    def set(self, count: int, at: float) -> None:
-        self.area += self.now * (at - self.since)
-        self.now, self.since, self.max = count, at, max(self.max, count)
+_Happening = Event | Arrival | Fault | _Wake | _Sample
 
 
 class _Simulation:
-    def __init__(self, trace: Trace, dispatcher: Dispatcher, replicas: int, prices: Prices) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        policy: Policy,
+        replicas: int,
+        prices: Prices,
+        faults: Sequence[Fault],
+        begin_s: float,
+        decided: Callable[[float, object], None],
+    ) -> None:
         self._trace = trace
-        self._dispatcher = dispatcher
-        adapters = sorted({a.adapter for a in trace if a.adapter is not None})
-        names = [ReplicaId(f"replica-{number}") for number in range(replicas)]
-        self._replicas = {n: SimReplica(name=n, prices=prices, adapters=adapters) for n in names}
-        self._meters = {name: _Meter() for name in names}
+        self._policy = policy
+        self._prices = prices
+        self._begin_s = begin_s
+        self._decided = decided
+        self._first = [ReplicaId(f"replica-{number}") for number in range(replicas)]
+        self._replicas: dict[ReplicaId, SimReplica] = {}
+        self._gone: list[SimReplica] = []
+        self._lives: Counter[ReplicaId] = Counter()
+        self._meters: dict[ReplicaId, Meter] = {}
+        self._leaving: set[ReplicaId] = set()
         self._placed: dict[RequestId, gateway.Placement] = {}
         self._outcomes: dict[int, Outcome] = {}
-        self._heap: list[tuple[float, int, ReplicaId | None, Event | Arrival | _Wake]] = []
+        self._balance: list[tuple[int, float]] = []
+        self._heap: list[tuple[float, int, SimReplica | None, _Happening]] = []
         self._born = 0
         self._next_row = 0
         self._wake_at: float | None = None
+        for fault in faults:
+            self._push(begin_s + fault.at_s, None, fault)
 
     def run(self) -> Run:
         # The fleet is there before its first request: reports are heard at time zero.
-        for name, replica in self._replicas.items():
-            self._dispatcher.replica_added(name, 0.0)
-            self._expect(name, replica.start(0.0))
+        adapters = sorted({a.adapter for a in self._trace if a.adapter is not None})
+        self._policy.listing(STORE, store_listing(adapters), 0.0)
+        for name in self._first:
+            self._join(name, 0.0)
         self._push_next_arrival()
+        self._push(self._begin_s, None, _Sample())
         now = 0.0
         while len(self._outcomes) < len(self._trace):
             now, _, at, event = heappop(self._heap)
             self._happen(at, event, now)
-            self._decide(now)
         return self._result(now)
 
-    def _happen(self, name: ReplicaId | None, event: Event | Arrival | _Wake, now: float) -> None:
-        if isinstance(event, _Wake):
-            self._wake_at = None if self._wake_at == now else self._wake_at
-        elif isinstance(event, Arrival):
-            self._dispatcher.arrive(_at_the_door(self._next_row - 1, event), now)
-            self._push_next_arrival()
-        elif name is not None:
-            replica = self._replicas[name]
-            if isinstance(event, ReportDue):
-                report, coming = replica.report(now)
-                if report is not None:
-                    self._dispatcher.report(report, now)
-            else:
-                coming = replica.handle(event, now)
-                if isinstance(event, Ended):
-                    self._end(name, event, now)
-            self._expect(name, coming)
+    def _happen(self, at: SimReplica | None, event: _Happening, now: float) -> None:
+        match event:
+            case _Wake():
+                self._wake_at = None if self._wake_at == now else self._wake_at
+                self._decide(now)
+            case _Sample():
+                self._sample(now)
+            case Arrival():
+                self._arrive(self._next_row - 1, event, now)
+                self._push_next_arrival()
+            case Fault():
+                self._suffer(event, now)
+                self._decide(now)
+            case _:
+                assert at is not None
+                if self._replicas.get(at.name) is at:  # what was lost says no more
+                    self._advance(at, event, now)
+
+    def _arrive(self, number: int, row: Arrival, now: float) -> None:
+        """By the short way or the long one, as `gateway.pump` does."""
+        arrival = _at_the_door(number, row)
+        if (dispatch := self._policy.place(arrival, now)) is not None:
+            self._carry_out(dispatch, now)
+        else:
+            self._policy.arrive(arrival, now)
+            self._decide(now)
+
+    def _advance(self, replica: SimReplica, event: Event, now: float) -> None:
+        if isinstance(event, ReportDue):
+            report, coming = replica.report(now)
+            if report is not None and self._policy.report(report, now):
+                self._decide(now)
+            self._expect(replica, coming)
+        else:
+            ended, coming = replica.handle(event, now)
+            self._expect(replica, coming)
+            for one in ended:
+                self._end(replica, one, now)
+                if not self._policy.quiet:
+                    self._decide(now)
 
     def _decide(self, now: float) -> None:
-        for decision in self._dispatcher.poll(now):
-            match decision:
-                case Dispatch(request, placement):
-                    self._placed[request] = placement
-                    row = self._trace[int(request)]
-                    job = Job(request, row.adapter, row.prompt_tokens, row.output_tokens)
-                    replica = self._replicas[placement.replica]
-                    self._expect(placement.replica, replica.submit(job, now))
-                    self._meters[placement.replica].set(replica.in_flight, now)
-                case Reject(request, why) | Evict(request, why):
-                    self._outcome(request, Refused(self._trace[int(request)], str(why)))
-                case _:
-                    assert_never(decision)
-        wake_at = self._dispatcher.next_wakeup(now)
+        for decision in self._policy.poll(now):
+            self._carry_out(decision, now)
+        for order in self._policy.orders(now):
+            self._decided(now, order)
+            if (replica := self._replicas.get(order.replica)) is not None:
+                _, coming = replica.bring(order, now)
+                self._expect(replica, coming)
+        wake_at = self._policy.next_wakeup(now)
         if wake_at is not None and (self._wake_at is None or wake_at < self._wake_at):
-            self._wake_at = max(wake_at, now)
+            self._wake_at = max(wake_at, now + TICK_S)
             self._push(self._wake_at, None, _Wake())
 
-    def _end(self, name: ReplicaId, event: Ended, now: float) -> None:
-        job = event.job
-        self._dispatcher.finish(job.request, job.prompt_tokens, job.output_tokens, now)
-        self._meters[name].set(self._replicas[name].in_flight, now)
+    def _carry_out(self, decision: gateway.Decision, now: float) -> None:
+        self._decided(now, decision)
+        match decision:
+            case Dispatch(request, placement):
+                self._placed[request] = placement
+                self._send(request, placement.replica, now)
+            case Reject(request, why) | Evict(request, why):
+                self._outcome(request, Refused(self._trace[int(request)], str(why)))
+            case _:
+                assert_never(decision)
+
+    def _send(self, request: RequestId, name: ReplicaId, now: float) -> None:
+        row, replica = self._trace[int(request)], self._replicas[name]
+        job = Job(request, row.adapter, row.prompt_tokens, row.output_tokens)
+        _, coming = replica.submit(job, now)
+        self._expect(replica, coming)
+        self._meters[name].set(replica.in_flight, now)
+
+    def _end(self, replica: SimReplica, ended: Ended, now: float) -> None:
+        job = ended.job
+        self._policy.finish(job.request, job.prompt_tokens, job.output_tokens, now, Conduct.WELL)
+        self._meters[replica.name].set(replica.in_flight, now)
         placement, row = self._placed.pop(job.request), self._trace[int(job.request)]
+        came_at = row.at_s + self._begin_s
         finished = Finished(
             arrival=row,
-            replica=name,
+            replica=replica.name,
             kind=str(placement.kind),
-            tier=event.tier,
+            tier=ended.tier,
             queue_s=placement.queue_s,
-            first_token_s=event.first_token_at - row.at_s,
-            total_s=now - row.at_s,
+            first_token_s=ended.first_token_at - came_at,
+            total_s=now - came_at,
         )
         self._outcome(job.request, finished)
+
+    # -- the fleet
+
+    def _join(self, name: ReplicaId, now: float) -> None:
+        self._lives[name] += 1
+        replica = SimReplica(name=name, prices=self._prices, boot=self._lives[name])
+        self._replicas[name] = replica
+        self._meters.setdefault(name, Meter(since=now))
+        self._leaving.discard(name)
+        self._policy.replica_added(name, now)
+        self._decide(now)
+        self._expect(replica, replica.start(now))
+
+    def _suffer(self, fault: Fault, now: float) -> None:
+        name = fault.replica
+        match fault.kind:
+            case "added":
+                if name not in self._replicas:
+                    self._join(name, now)
+            case "drained":
+                self._leaving.add(name)
+                self._policy.leave(name, now)
+            case "slow":
+                if (slow := self._replicas.get(name)) is not None:
+                    slow.slowness = fault.factor
+            case "lost":
+                if (lost := self._replicas.pop(name, None)) is not None:
+                    self._lose(lost, now)
+            case _:
+                assert_never(fault.kind)
+
+    def _lose(self, lost: SimReplica, now: float) -> None:
+        """Its stream breaks, and so does every connection to it."""
+        self._gone.append(lost)
+        self._meters[lost.name].set(0, now)
+        self._policy.replica_lost(lost.name, now)
+        for job, begun in lost.jobs:
+            if begun:  # the client has seen a token: there is no second try
+                del self._placed[job.request]
+                self._policy.finish(job.request, job.prompt_tokens, None, now, Conduct.GONE)
+                self._outcome(job.request, Cut(self._trace[int(job.request)], lost.name))
+            else:
+                self._policy.reroute(job.request, lost.name, now, conduct=Conduct.GONE)
+
+    def _sample(self, now: float) -> None:
+        loads = [r.in_flight for r in self._replicas.values() if r.name not in self._leaving]
+        if loads:
+            self._balance.append((max(loads), sum(loads) / len(loads)))
+        if self._next_row < len(self._trace):
+            self._push(now + _SAMPLE_S, None, _Sample())
+
+    # -- events
 
     def _outcome(self, request: RequestId, outcome: Outcome) -> None:
         assert int(request) not in self._outcomes, f"request {request} ended twice"
@@ -197,29 +264,33 @@ class _Simulation:
     def _push_next_arrival(self) -> None:
         if self._next_row < len(self._trace):
             row = self._trace[self._next_row]
-            self._push(row.at_s, None, row)
+            self._push(self._begin_s + row.at_s, None, row)
             self._next_row += 1
 
-    def _expect(self, name: ReplicaId, coming: list[tuple[float, Event]]) -> None:
+    def _expect(self, replica: SimReplica, coming: Sequence[tuple[float, Event]]) -> None:
         for at, event in coming:
-            self._push(at, name, event)
+            self._push(at, replica, event)
 
-    def _push(self, at: float, name: ReplicaId | None, event: Event | Arrival | _Wake) -> None:
+    def _push(self, at: float, replica: SimReplica | None, event: _Happening) -> None:
         self._born += 1
-        heappush(self._heap, (at, self._born, name, event))
+        heappush(self._heap, (at, self._born, replica, event))
 
     def _result(self, now: float) -> Run:
-        self._dispatcher.check()
+        self._policy.check()
         loads: Counter[Tier] = Counter()
-        carried = {}
-        for name, replica in self._replicas.items():
+        carried: dict[ReplicaId, ReplicaLoad] = {}
+        for replica in (*self._gone, *self._replicas.values()):
             replica.check()
             loads.update(replica.loads)
-            meter = self._meters[name]
+            meter = self._meters[replica.name]
             meter.set(meter.now, now)
-            carried[name] = ReplicaLoad(replica.served, meter.area / now if now else 0.0, meter.max)
+            served = replica.served + (
+                carried[replica.name].served if replica.name in carried else 0
+            )
+            carried[replica.name] = meter.load(served, now)
         outcomes = tuple(self._outcomes[number] for number in range(len(self._trace)))
-        return Run(outcomes, carried, loads, now)
+        fetched = sum(replica.fetched for replica in (*self._gone, *self._replicas.values()))
+        return Run(outcomes, carried, loads, fetched, tuple(self._balance), now - self._begin_s)
 
 
 def _at_the_door(number: int, row: Arrival) -> gateway.Arrival:
@@ -231,4 +302,5 @@ def _at_the_door(number: int, row: Arrival) -> gateway.Arrival:
         adapter=row.adapter,
         input_tokens=row.prompt_tokens,
         output_tokens=row.output_tokens,
+        base=BASE if row.adapter is None else "",
     )

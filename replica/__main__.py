@@ -7,6 +7,8 @@ SIGTERM or SIGINT drains, the second ends at once.
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import signal
 import sys
 from pathlib import Path
@@ -77,6 +79,9 @@ def main(
     except BadBase as error:
         _give_up(str(error), 1)
     uvloop.run(_serve(replica))
+    logging.shutdown()
+    # Nothing is left to do, but a thread may still wait for a store that does not answer.
+    os._exit(0)
 
 
 def _make(path: Path | None, flags: dict[str, Any]) -> Replica:

@@ -31,6 +31,8 @@ from shared.messages import AdapterState, AdapterStatus
 _log = logging.getLogger(__name__)
 
 Trial = Future[Exception | None]
+_AHEAD: Final = "ahead "
+"""Begins the name of who wants an adapter in a slot before anybody asks for it."""
 
 RETRY_S: Final = 10.0
 """An adapter that a disk kept from us is offered again after this long."""
@@ -41,6 +43,7 @@ class Adapters:
         self,
         *,
         base_name: str,
+        slots: int,
         cache: AdapterCache,
         runner: StepRunner,
         canary: Canary,
@@ -53,10 +56,12 @@ class Adapters:
         clock: Clock,
     ) -> None:
         """`source` is read on `readers`, and on `downloads` what is not at hand."""
+        self._slots = slots
         self._cache = cache
         self._runner = runner
         self._canary = canary
         self._source = source
+        self._warming: set[AdapterId] = set()
         self._changed = changed
         self._clock = clock
         self._roster = Roster(base_name=base_name)
@@ -82,6 +87,9 @@ class Adapters:
     def carry_out(self) -> None:
         """What the scheduler's wishes and returned slots have brought about since."""
         self._tiers.carry_out()
+        for name in [name for name in self._warming if self._arrived(name)]:
+            self._warming.discard(name)
+            self._cache.release(_AHEAD + name)
 
     def scanned(self, found: Mapping[AdapterId, Offered | Refused]) -> None:
         """What the store holds now."""
@@ -171,9 +179,18 @@ class Adapters:
         self._settle()
 
     def prefetch(self, versions: list[Version]) -> None:
-        """Bring copies to host memory, one after another."""
+        """Bring copies to host memory, one after another; those there count as used now."""
         for version in versions:
             self._tiers.fetch(version)
+
+    def warm(self, names: list[AdapterId]) -> None:
+        """Bring them into slots while slots are free; none is emptied for it."""
+        free = self._slots - self._cache.slots_used
+        for name in names[: max(0, free)]:
+            if not self._arrived(name):
+                self._warming.add(name)
+                self._cache.want(name, _AHEAD + name, self._clock())
+        self._settle()
 
     # --- for `Tiers`
 
@@ -187,7 +204,8 @@ class Adapters:
         trial = self._trials.pop(version, None)
         if trial is not None:
             self._cache.release(_trial_name(version))
-            trial.set_result(fault)
+            if trial.set_running_or_notify_cancel():
+                trial.set_result(fault)
 
     def replaced(self, adapter: AdapterId, host: HostAdapter) -> None:
         content = self._content(adapter, host)
@@ -201,6 +219,10 @@ class Adapters:
     def _content(self, adapter: AdapterId, host: HostAdapter) -> Offered:
         pages = self._runner.pages_of(host)
         return Offered(adapter, host.digest, host.rank, host.size_bytes, pages)
+
+    def _arrived(self, name: AdapterId) -> bool:
+        """In a slot, or it never will be."""
+        return self._cache.slot_of(name) is not None or self._cache.refusal(name) is not None
 
     def _try_again(self, name: AdapterId) -> None:
         pinned = any(state.adapter == name and state.pinned for state in self._cache.states())

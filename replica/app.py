@@ -23,7 +23,7 @@ from replica.core.pages import PagePool
 from replica.core.scheduler import Scheduler
 from replica.edge import edge
 from replica.engine.adapter_store import AdapterFolder, BadAdapter, HostAdapter
-from replica.engine.choice import runner_on
+from replica.engine.choice import read_for, runner_on
 from replica.engine.model_config import ModelConfig
 from replica.engine.quantised import Quantization
 from replica.engine.sections import require_fit
@@ -34,7 +34,7 @@ from replica.intake import Intake
 from replica.loop import Engine, EngineLoop
 from replica.metrics import Metrics
 from replica.origin import source_of
-from replica.source import Source
+from replica.source import CopiedFrom, Source
 from replica.text import Vocabulary
 from replica.watch import StoreWatch
 from shared.clock import monotonic
@@ -221,7 +221,7 @@ def _engine(
         cache=cache,
         pool=pool,
         runner=runner,
-        source=source,
+        source=CopiedFrom(source, read_for(config.device, source.read)),
         readers=readers,
         downloads=downloads,
     )
@@ -229,8 +229,9 @@ def _engine(
 
 def _longest(config: ReplicaConfig, model: ModelConfig) -> int:
     """Tokens of the longest sequence: the base's own limit, or half the pool, so that adapters have
-    the other half however long a sequence grows."""
-    return min(model.max_position_embeddings, config.pages // 2 * config.page_tokens)
+    the other half however long a sequence grows. A merged replica has no adapters in pages."""
+    pages = config.pages if config.merged else config.pages // 2
+    return min(model.max_position_embeddings, pages * config.page_tokens)
 
 
 def _check(config: ReplicaConfig, model: ModelConfig) -> None:

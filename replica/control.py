@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import Executor
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import orjson
 from aiohttp import web
@@ -26,7 +26,7 @@ from replica.source import NOT_FOUND, Source
 from replica.watch import StoreWatch
 from shared.clock import wall
 from shared.ids import AdapterId
-from shared.messages import AdapterState
+from shared.messages import AdapterState, Tier
 from shared.wire import (
     ADAPTERS_PATH,
     DRAIN_PATH,
@@ -68,7 +68,8 @@ class PinRequest(Body):
 
 
 class PrefetchRequest(Body):
-    adapters: list[str] = Field(min_length=1, max_length=1024)
+    adapters: list[str] = Field(min_length=1, max_length=4096)
+    tier: Literal["host", "gpu"] = "host"
 
 
 class DrainRequest(Body):
@@ -187,9 +188,10 @@ class Control:
         return json_response(orjson.dumps(self._adapter(self._front.adapters[body.adapter])))
 
     async def prefetch(self, request: web.Request) -> web.Response:
-        """202: begun, not done; reports say when a copy has arrived."""
+        """202: begun, not done; reports say when a copy has arrived. `gpu`: free slots only."""
         body = await self._order(request, PrefetchRequest)
-        await self._front.prefetch([AdapterId(name) for name in body.adapters])
+        names = [AdapterId(name) for name in body.adapters]
+        await self._front.prefetch(names, Tier(body.tier))
         return json_response(orjson.dumps({"prefetching": body.adapters}), status=202)
 
     async def drain(self, request: web.Request) -> web.Response:

@@ -57,8 +57,10 @@ class ContextTooLong(BadRequest):
 
 
 class BadAdapterRequest(BadRequest):
-    """A load call whose adapter, name or path cannot be served; `code` says why."""
+    """A load call whose adapter, name or path cannot be served; `code` says why. The type is the
+    word that vLLM has for it."""
 
+    type = "InvalidUserInput"
     code = "invalid_adapter"
 
 
@@ -96,7 +98,7 @@ class UnknownAdapter(ReplicaError):
     """An operator named an adapter that is not here."""
 
     status = 404
-    type = INVALID_REQUEST
+    type = "NotFoundError"
     code = "adapter_not_found"
 
 

@@ -20,7 +20,7 @@ from replica.generation import Event, Generation
 from replica.loop import EngineLoop
 from replica.roster import Offered, Refused
 from shared.ids import AdapterId
-from shared.messages import AdapterState, AdapterStatus, ReplicaReport
+from shared.messages import AdapterState, AdapterStatus, ReplicaReport, Tier
 
 T = TypeVar("T")
 
@@ -181,10 +181,14 @@ class Front:
         self._known(name)
         await self._ask(lambda: self._loop.adapters.pin(name, on))
 
-    async def prefetch(self, names: list[AdapterId]) -> None:
-        """Begin to bring them to host memory. Raises UnknownAdapter, and then begins none."""
+    async def prefetch(self, names: list[AdapterId], tier: Tier = Tier.HOST) -> None:
+        """Begin to bring them to host memory, or into free slots. Raises UnknownAdapter, and then
+        begins none."""
         versions = [(name, self._known(name).digest) for name in names]
-        await self._ask(lambda: self._loop.adapters.prefetch(versions))
+        if tier is Tier.GPU:
+            await self._ask(lambda: self._loop.adapters.warm(names))
+        else:
+            await self._ask(lambda: self._loop.adapters.prefetch(versions))
 
     def _known(self, name: AdapterId) -> AdapterState:
         state = self.adapters.get(name)

@@ -20,11 +20,12 @@ from replica.config import ReplicaConfig
 from replica.core.sequence import Sequence
 from replica.echo import Echo
 from replica.edge import check_fleet, json_response, read_object
-from replica.errors import OnlyMerged, ReplicaError, UnknownModel
+from replica.errors import AdapterLost, OnlyMerged, ReplicaError, UnknownModel
 from replica.front import Front
 from replica.intake import Intake
 from replica.protocol import ChatRequest, CompletionRequest, GenerationRequest, parse_generation
 from replica.replies import Reply
+from replica.source import PASSING
 from replica.text import GrowingText, Vocabulary
 from shared.clock import wall
 from shared.ids import AdapterId
@@ -85,6 +86,11 @@ class Handlers:
         if not self._front.servable(model):
             await self._look()
         if not self._front.servable(model):
+            state = self._front.adapters.get(model)
+            if state is not None and state.reason.partition(":")[0] in PASSING:
+                raise AdapterLost(
+                    f"The adapter `{model}` cannot be read at the moment; try again.", param="model"
+                )
             raise UnknownModel(model)
         return AdapterId(model)
 

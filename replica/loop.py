@@ -90,6 +90,7 @@ class EngineLoop:
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.adapters = Adapters(
             base_name=config.base_name,
+            slots=config.max_loras,
             cache=engine.cache,
             runner=engine.runner,
             canary=Canary(runner=engine.runner, pool=engine.pool),

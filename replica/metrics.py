@@ -145,6 +145,8 @@ class _State(Collector):
         yield _ours("slots", "Adapters that fit in one forward pass", now.slots)
         in_slot = [state for state in now.adapters if state.tier is Tier.GPU]
         yield _ours("slots_used", "Slots that hold an adapter", len(in_slot))
+        yield _ours("host_bytes", "Bytes of host memory for adapters, 0 is any", now.host_bytes)
+        yield _ours("host_bytes_used", "Bytes of adapters in host memory", now.host_bytes_used)
         yield _ours("adapters_pinned", "Adapters that may not leave", _count_pinned(now))
         known = GaugeMetricFamily(
             f"{_NAMESPACE}_adapters", "Adapters in the store, by state", labels=["status"]

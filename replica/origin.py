@@ -28,6 +28,7 @@ def source_of(config: ReplicaConfig, model: ModelConfig) -> Source:
             config.dtype,
             page_tokens=config.page_tokens,
             base_dir=config.base,
+            pinned=config.device.startswith("cuda"),
         )
 
     if not config.adapter_store:

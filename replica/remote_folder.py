@@ -32,15 +32,12 @@ from replica.engine.bad_adapter import BadAdapter
 from replica.engine.host_adapter import HostAdapter
 from replica.engine.peft_config import CONFIG_FILE, PeftConfig, load_config
 from replica.object_store import ObjectStore, RemoteAdapter, RemoteFile
-from replica.source import NOT_FOUND
+from replica.source import NOT_FOUND, PASSING
 from replica.verdicts import Verdicts
 from shared.clock import Clock
 from shared.ids import AdapterId
 
 _log = logging.getLogger(__name__)
-
-PASSING: Final = frozenset({"unreachable", "unreadable", "changed", "disk_full"})
-"""Codes that accuse the store, the disk or the moment, not the adapter."""
 
 _LOOKS: Final = 2
 _FIRST_LIST_S: Final = 5.0

@@ -1,8 +1,9 @@
 """When a replica speaks of itself: on change, not too often, and never silent for a heartbeat.
 
 Law: at most one report each `interval_s`; at least one each `heartbeat_s` while `tick` is called
-when `due` says; what changed is said within `interval_s`; `seq` grows by one a report. A change of
-what is servable does not wait for the interval (`urgent`).
+when `due` says; what changed is said within `interval_s`; `seq` grows by one a report. Two changes
+do not wait for the interval: of what is servable (`urgent`), and of an adapter that is farther than
+was last said, for requests are sent here because it was near.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from shared.messages import ReplicaReport
+from shared.messages import ReplicaReport, Tier
 
 _PAGE_STEPS = 16
 """Free pages move with every token; a report is due when they cross a sixteenth of the pool."""
@@ -42,7 +43,7 @@ class Reports:
         if said is None:
             return self._say(draft, 0, now)
         self._pending = _notable(draft, said)
-        if urgent or now >= self.due():
+        if urgent or now >= self.due() or _fell(draft, said):
             self._say(draft, said.seq + 1, now)
         return None
 
@@ -69,3 +70,12 @@ def _notable(new: ReplicaReport, old: ReplicaReport) -> bool:
 
 def _coarse(pages: int, report: ReplicaReport) -> int:
     return pages * _PAGE_STEPS // report.pages_total
+
+
+def _fell(new: ReplicaReport, old: ReplicaReport) -> bool:
+    """Something has left a slot or host memory."""
+    if new.adapters is old.adapters:
+        return False
+    far = {state.adapter for state in new.adapters if state.tier is Tier.DISK}
+    was_near = (state.adapter for state in old.adapters if state.tier is not Tier.DISK)
+    return not far.isdisjoint(was_near)

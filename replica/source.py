@@ -6,7 +6,7 @@ threads that may wait: `fetch`, and `read` of what is not at hand, wait for anot
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -16,6 +16,9 @@ from replica.engine.host_adapter import HostAdapter
 from shared.ids import AdapterId
 
 NOT_FOUND: Final = "adapter_not_found"
+
+PASSING: Final = frozenset({"unreachable", "unreadable", "changed", "disk_full"})
+"""Codes that accuse the store, the disk or the moment, not the adapter: it may be read later."""
 
 
 class Source(Protocol):
@@ -53,18 +56,22 @@ class LocalSource:
         self.read = folder.read
 
     def locate(self, path: str) -> AdapterId:
-        found = (self._root / path).resolve()
+        missing = BadAdapter(
+            NOT_FOUND,
+            f"No adapter found for {path}; adapters are folders directly below the adapter store",
+            "lora_path",
+        )
+        try:
+            found = (self._root / path).resolve()
+            is_folder = found.is_dir()
+        except (OSError, ValueError):  # no name that a file system takes
+            raise missing from None
         if not found.is_relative_to(self._root):
             raise BadAdapter(
                 "outside_root", f"{path} leads out of this replica's adapter store", "lora_path"
             )
-        if not found.is_dir() or found.parent != self._root:
-            raise BadAdapter(
-                NOT_FOUND,
-                f"No adapter found for {path}; adapters are folders directly below the adapter "
-                "store",
-                "lora_path",
-            )
+        if not is_folder or found.parent != self._root:
+            raise missing
         return AdapterId(found.name)
 
     def at_hand(self, adapter: AdapterId) -> bool:
@@ -75,3 +82,15 @@ class LocalSource:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+class CopiedFrom:
+    """A source with another `read`: its adapters then lie where the device copies from."""
+
+    def __init__(self, source: Source, read: Callable[[AdapterId], HostAdapter]) -> None:
+        self.scan = source.scan
+        self.locate = source.locate
+        self.at_hand = source.at_hand
+        self.fetch = source.fetch
+        self.close = source.close
+        self.read = read

@@ -26,7 +26,7 @@ from replica.engine.adapter_store import BadAdapter, HostAdapter
 from replica.engine.flight import Arrival, StepRunner
 from replica.metrics import Metrics
 from replica.rates import Rates
-from replica.remote_folder import PASSING
+from replica.source import PASSING
 from shared.clock import Clock
 from shared.ids import AdapterId
 from shared.messages import Tier
@@ -34,8 +34,7 @@ from shared.messages import Tier
 _log = logging.getLogger(__name__)
 
 _DISK_BYTES_PER_S: Final = 1e9
-"""What a byte of the local disk counts, whatever the disk: only the ratio to a store's matters, and
-one that noise moves would make equal adapters unequal."""
+"""Whatever the disk: only the ratio to a store's matters, and noise would tell equals apart."""
 _FAR_MAX: Final = 100.0
 
 _AHEAD_MAX: Final = 4
@@ -141,16 +140,19 @@ class Tiers:
                 self.fetch(version)
 
     def fetch(self, version: Version) -> None:
-        """Bring a copy to host memory ahead of its use."""
-        if version not in self._copies and version not in self._reading:
+        """Bring a copy to host memory ahead of its use; one that is there counts as used now."""
+        if version in self._copies:
+            self._cache.read(*version)
+        elif version not in self._reading:
             self._ahead[version] = None
             self._read_ahead()
 
-    def keep(self, version: Version, host: HostAdapter, reload_s: float = 0.0) -> None:
-        """A copy that was read; of one content there is one in memory."""
+    def keep(self, version: Version, host: HostAdapter, reload_s: float | None = None) -> None:
+        """A copy that was read (from the disk, if `reload_s` is None): one in memory a content."""
         twin = self._twin(version[1])
         self._copies[version] = host if twin is None else replace(twin, adapter=version[0])
-        self._cache.read(*version, reload_s)
+        from_disk_s = host.size_bytes / _DISK_BYTES_PER_S
+        self._cache.read(*version, from_disk_s if reload_s is None else reload_s)
 
     def _twin(self, digest: str) -> HostAdapter | None:
         return next((host for host in self._copies.values() if host.digest == digest), None)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from gateway.cli.client import GatewayOption, admin
-from gateway.cli.output import JsonFlag, show, show_json
+from gateway.cli.output import JsonFlag, note, show, show_json
 from gateway.cli.report import explained
 
 
@@ -25,3 +25,5 @@ def explain(
         return
     rows = explained(found)
     show(rows, list(rows[0]) if rows else [], empty="no replica could serve it")
+    if owners := found.get("owners"):
+        note(f"planned owners: {', '.join(owners)}")

@@ -68,7 +68,7 @@ def explained(found: Row) -> list[Row]:
                 f"{name}_ms": None
                 if one[f"{name}_s"] is None
                 else round(1000 * one[f"{name}_s"], 1)
-                for name in ("queue", "load", "slot", "hop", "expected")
+                for name in ("queue", "load", "slot", "hop", "crowd", "cold", "expected")
             },
             "verdict": "chosen" if one["replica"] == found["chosen"] else one["refused"] or "",
         }

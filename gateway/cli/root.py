@@ -23,6 +23,7 @@ from gateway.cli import (
     serve,
     size,
     tenant,
+    top,
     up,
     usage,
 )
@@ -70,6 +71,7 @@ _add(
     **_passed_on,
 )
 _add(app, "trace", serve.trace, "loraplex trace generate --adapters 500", **_passed_on)
+_add(app, "simulate", serve.simulate, "loraplex simulate --zipf 1.1 --load 0.75", **_passed_on)
 _add(app, "lesson", serve.lesson, "loraplex lesson cache", **_passed_on)
 
 _tenants = _noun("tenant", "Tenants, their limits and their keys.", "loraplex tenant list")
@@ -155,6 +157,7 @@ _add(
     **_passed_on,
 )
 
+_add(app, "top", top.top, "loraplex top --every 0.5")
 _add(app, "explain", explain.explain, "loraplex explain --tenant acme --model pirate")
 _add(app, "events", events.events, "loraplex events --limit 50")
 _add(app, "apply", apply.apply, "loraplex apply -f fleet.yaml --dry-run")

@@ -1,4 +1,4 @@
-"""`loraplex gateway …`, `replica …`, `trace …`, `lesson …`: other programs, options and all.
+"""`loraplex gateway …`, `replica …`, `trace …`, `lesson …`, `simulate …`: other programs.
 
 Each is a package's own program, which the gateway must not import. They replace this process, so
 that a supervisor's signals and exit codes are theirs, and their own `--help` is what one reads.
@@ -38,6 +38,11 @@ def trace(context: typer.Context) -> None:
 def lesson(context: typer.Context) -> None:
     """The two worked examples of the field's lesson; `loraplex lesson --help` lists them."""
     _become("loadtests", ["lesson", *context.args])
+
+
+def simulate(context: typer.Context) -> None:
+    """A trace through the cores under virtual time; `loraplex simulate --help` says how."""
+    _become("loadtests", ["simulate", *context.args])
 
 
 def _become(package: str, arguments: list[str]) -> None:

@@ -10,8 +10,8 @@ Every request is in exactly one place, and has at most one outcome:
 `poll` hands out places while some replica has one: the fair queue says whose turn it is, the router
 where to. A head that cannot be placed is passed over, its line parked until something happens that
 could help: a place comes free on a replica that serves it, a report brings its adapter nearer. A
-head that would start a long load, while a replica that has its adapter is merely busy, is passed
-over too, for at most `warm_wait_s` from its first turn: a short wait beats a long load.
+head that would start a load from disk, while a replica that has its adapter is merely busy, is
+passed over too, for at most `warm_wait_s` from its first turn: a short wait beats a long load.
 So a poll costs its decisions and the lines that an event has touched; with no event it looks at
 nothing. After it no request is left that could be placed, but for those patient ones.
 
@@ -90,6 +90,7 @@ class Dispatcher(Membership):
         self._per_tenant_max = per_tenant_max
         self._warm_wait_s = warm_wait_s
         self._in_flight: dict[RequestId, Ticket] = {}
+        self._leaving = {}
         self._refusals: list[Decision] = []
         self.verdicts: list[Verdict] = []
         """Who was ejected, tried and readmitted; the reader empties it."""
@@ -123,7 +124,7 @@ class Dispatcher(Membership):
         if not self.quiet or arrival.queue_max == 0:
             return None
         choice = self._router.pick(arrival.model, _UNTRIED, now)
-        if choice is None or (choice.awaited and choice.new_load_s > self._warm_wait_s):
+        if choice is None or (choice.cold and choice.awaited):
             return None
         ticket = Ticket(arrival, now, now)
         self.arrived += 1
@@ -209,7 +210,8 @@ class Dispatcher(Membership):
         if self._placement is None:
             return []
         orders = self._placement.advance(now)
-        self._let_leave(now)
+        if self._leaving:
+            self._let_leave(now)
         return orders
 
     def next_wakeup(self, now: float) -> float | None:
@@ -257,7 +259,7 @@ class Dispatcher(Membership):
         if self._room.stuck(ticket) or (choice := self._router.pick(*key, now)) is None:
             self._room.pass_over(ticket, self._router.could_take(*key))
             return None
-        if choice.awaited and choice.new_load_s > self._warm_wait_s:
+        if choice.cold and choice.awaited:
             until = ticket.patient_until(now, self._warm_wait_s)
             if now < until:
                 self._room.pass_over(ticket, choice.awaited, until)

@@ -20,6 +20,7 @@ from shared.messages import AdapterState, ReplicaReport
 class Membership(Outlook):
     _room: WaitingRoom  # made by the dispatcher
     _shrunk = False  # something is served by fewer
+    _leaving: dict[ReplicaId, Replica]  # made by the dispatcher: to be drained soon, or were
 
     def replica_added(self, replica: ReplicaId, now: float) -> None:
         """It takes requests from its first report on."""
@@ -64,6 +65,7 @@ class Membership(Outlook):
             self.drain(replica, now)
         elif mine is not None and mine.leaving_by is None and not mine.drained:
             mine.leaving_by = now + self._handover_s
+            self._leaving[replica] = mine
             self._stir(now)
             self._let_leave(now)
 
@@ -98,20 +100,19 @@ class Membership(Outlook):
     def _let_leave(self, now: float) -> None:
         """Drain those whose adapters have been handed over, or whose time is up."""
         assert self._placement is not None
-        for replica in self._leaving():
-            if replica.leaving_by is not None and (
-                now >= replica.leaving_by or self._placement.handed_over(replica)
-            ):
-                self.drain(replica.id, now)
-
-    def _leaving(self) -> list[Replica]:
-        return [mine for mine in self._fleet.replicas.values() if mine.leaving_by is not None]
+        for replica, mine in list(self._leaving.items()):
+            if mine.leaving_by is None or self._fleet.replicas.get(replica) is not mine:
+                del self._leaving[replica]
+            elif now >= mine.leaving_by or self._placement.handed_over(mine):
+                self.drain(replica, now)
 
     def _orders_due(self) -> float:
         if self._placement is None:
             return math.inf
-        leaving = (mine.leaving_by or math.inf for mine in self._leaving())
-        return min(self._placement.due, min(leaving, default=math.inf))
+        due = self._placement.due
+        for mine in self._leaving.values():
+            due = min(due, mine.leaving_by or math.inf)
+        return due
 
     def _stir(self, now: float) -> None:
         if self._placement is not None:

@@ -16,11 +16,15 @@ from shared.messages import Tier
 
 
 class Order(NamedTuple):
-    """Bring an adapter to a tier of a replica, ahead of its use."""
+    """Bring adapters to a tier of a replica, ahead of their use.
+
+    HOST: whatever is there already is touched, in this order; the rest is fetched, in this order.
+    GPU: into slots that are free; none is emptied for it.
+    """
 
     replica: ReplicaId
-    adapter: AdapterId
-    tier: Tier  # HOST or GPU
+    tier: Tier
+    adapters: tuple[AdapterId, ...]
 
 
 @dataclass(slots=True)
@@ -61,20 +65,22 @@ class Orders:
                 del asked[key]
             mine.open = sum(self._is_open(replica, *item, now) for item in asked.items())
 
-    def ask(self, replica: ReplicaId, adapter: AdapterId, tier: Tier, now: float) -> Order | None:
-        """The order, when it may be given."""
+    def ask(self, replica: ReplicaId, adapter: AdapterId, tier: Tier, now: float) -> bool:
+        """Whether it may be ordered; then it counts as ordered."""
         mine = self._of.get(replica)
         if mine is None:
             mine = self._of[replica] = _Of(self._residency.boot(replica), {})
         if mine.open >= self._ahead_max:
-            return None
-        one = mine.asked.setdefault((adapter, tier), _Asked(0, now))
-        if now < one.again_at or one.times >= self._attempts:
-            return None
+            return False
+        one = mine.asked.get((adapter, tier))
+        if one is None:
+            one = mine.asked[adapter, tier] = _Asked(0, now)
+        elif now < one.again_at or one.times >= self._attempts:
+            return False
         one.times += 1
         one.again_at = now + self._retry_s * 2.0 ** (one.times - 1)
         mine.open += 1
-        return Order(replica, adapter, tier)
+        return True
 
     def check(self) -> None:
         for mine in self._of.values():

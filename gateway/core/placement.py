@@ -8,21 +8,24 @@ expects, a cycle of planning assigns
               what requests bring there
     k         load / (grow_share * capacity), at least 1: an adapter grows owners with its load at
               once, and shrinks when it has needed fewer for `cool_s`
-    spares    when all have their k, whoever is more popular gets one owner more while room is
-              left: where a spill finds the adapter warm
+    spares    once all have their k, whoever gains most by one owner more gets it, while room is
+              left, at most `spares` each: where a spill finds the adapter warm. An owner is at its
+              bound for one request in four or so, so each spare is worth a quarter of the last
 
 and orders what an owner lacks: a copy into host memory, and for the first of each owner's list, as
 many as it has slots, one into a slot that is free. Law: nothing is ever ordered away. A replica's
-own LRU, leases and pins decide what leaves. What it could not keep is ordered again at most
-`attempts` times, with pauses that double from `retry_s`, and then left alone for as long again. At
-most `ahead_max` orders a replica are open.
+own LRU, leases and pins decide what leaves; an order for host memory only says of everything that
+is owned there that it is wanted now, which puts what is not wanted at the LRU's end; that is said
+every `keep_s` at least. What a replica could not keep is ordered again at most `attempts` times in
+a row (gateway/core/orders.py).
 
 So a replica that joins gets its adapters before their traffic: requests go where the adapter is,
 and move when it has arrived (make before break). One that is to leave counts as absent here while
 it still serves; `handed_over` says when everything it has is held elsewhere too.
 
-More popular means a higher power of two: an order that changed with every request would move
-adapters for nothing. A cycle is cut into pieces of `piece` adapters, so that no call takes long.
+More popular means a higher level, a power of two that an adapter leaves only when its score is well
+outside: an order that changed with every request would move adapters for nothing. A cycle is cut
+into pieces of `piece` adapters, so that no call takes long.
 """
 
 from __future__ import annotations
@@ -35,12 +38,15 @@ from typing import Final
 from gateway.core.fleet import Fleet, Replica, ReplicaState
 from gateway.core.orders import Order as Order
 from gateway.core.orders import Orders
+from gateway.core.partition import UNUSED, Partition, Room, has_host
 from gateway.core.popularity import Expected, Popularity
 from gateway.core.residency import ResidencyMap
 from shared.ids import AdapterId, ReplicaId
 from shared.messages import AdapterState, AdapterStatus, Tier
 
-_UNUSED: Final = -(1 << 30)
+_STICKY: Final = 0.7
+"""Powers of two that a score may be outside its level before the level follows."""
+
 _SMOOTHING: Final = 0.3
 """Of the load in flight: a cycle's sample counts this much."""
 
@@ -50,27 +56,18 @@ class PlacementRules:
     """Times in seconds."""
 
     interval_s: float = 1.0  # between the begins of two cycles
-    half_life_s: float = 120.0
+    half_life_s: float = 300.0
     host_share: float = 0.9
     grow_share: float = 0.5
     cool_s: float = 60.0
-    spares: int = 1
+    spares: int = 8
     ahead_max: int = 16
     retry_s: float = 2.0
     attempts: int = 5
+    keep_s: float = 10.0
     lead_s: float = 30.0  # a scheduled adapter is brought this long before its time
     handover_s: float = 30.0  # a replica that leaves waits this long for its adapters' new owners
     piece: int = 512
-
-
-@dataclass(slots=True)
-class _Room:
-    """What a cycle has left to give at one replica."""
-
-    mine: Replica
-    places: float
-    bytes: float
-    slots: int
 
 
 class Placement:
@@ -90,10 +87,12 @@ class Placement:
         )
         self._in_flight = 0.0  # smoothed
         self._capacity = 1.0  # of an owner, on average
-        self._places: dict[ReplicaId, float] = {}  # that the last cycle began with
+        self._partition: Partition | None = None  # of the last cycle, or of the one under way
         self._scores: dict[AdapterId, float] = {}
         self._total = 0.0
+        self._levels: dict[AdapterId, int] = {}
         self._orders: list[Order] = []
+        self._keep_at: dict[ReplicaId, float] = {}  # when its owned are to be named again
         self._cycle: Iterator[None] | None = None
         self._begins_at = -math.inf
         self.due = math.inf
@@ -125,7 +124,7 @@ class Placement:
             self.due = now  # there is more
         else:
             self._cycle = None
-            hosts = any(_has_host(mine) for mine in self._fleet.replicas.values())
+            hosts = any(has_host(mine) for mine in self._fleet.replicas.values())
             self.due = self._begins_at + self._rules.interval_s if hosts else math.inf
         return orders
 
@@ -146,13 +145,8 @@ class Placement:
     def check(self) -> None:
         self.popularity.check()
         self._book.check()
-        assert all(len(set(owners)) == len(owners) for owners in self._owners.values())
-        used: dict[ReplicaId, int] = {}
-        for owners in self._owners.values() if self._cycle is None else ():
-            for replica in owners:
-                used[replica] = used.get(replica, 0) + 1
-        for replica, count in used.items():
-            assert count <= self._places[replica], f"{replica} owns more than it can hold"
+        if self._cycle is None and self._partition is not None:
+            self._partition.check()
 
     # -- a cycle
 
@@ -161,44 +155,28 @@ class Placement:
         self.popularity.settle(now)
         self._in_flight += _SMOOTHING * (len(self._fleet.leases) - self._in_flight)
         self._book.begin(now)
-        rooms = self._rooms()
-        self._places = {replica: room.places for replica, room in rooms.items()}
-        if not rooms:
-            self._owners = {}
-            return
-        self._capacity = max(1.0, sum(r.mine.capacity for r in rooms.values()) / len(rooms))
-        names = self._by_popularity(now)
-        owners: dict[AdapterId, list[ReplicaId]] = {}
-        done = 0
-        for spare in range(rules.spares + 1):
-            for _, adapter in names:
-                mine = owners.setdefault(adapter, [])
-                k = 1 if spare else self._k(adapter, now)
-                self._assign(adapter, k, mine, rooms)
-                done += 1
-                if done % rules.piece == 0:
-                    yield
-        for level, adapter in names:
-            self._order(adapter, owners[adapter], rooms, hot=level > _UNUSED, now=now)
-            done += 1
-            if done % rules.piece == 0:
+        self._partition = parts = Partition(
+            fleet=self._fleet, residency=self._residency, host_share=rules.host_share
+        )
+        rooms = parts.rooms
+        self._keep_at = {replica: at for replica, at in self._keep_at.items() if replica in rooms}
+        self._capacity = sum(room.mine.capacity for room in rooms.values()) / max(1, len(rooms))
+        names = self._by_popularity(now) if rooms else []
+        for done, (_, adapter) in enumerate(names, 1):
+            parts.assign(adapter, self._k(adapter, now))
+            if not done % rules.piece:
                 yield
-        self._owners = {adapter: tuple(mine) for adapter, mine in owners.items() if mine}
-
-    def _rooms(self) -> dict[ReplicaId, _Room]:
-        share = self._rules.host_share
-        rooms = {}
-        for mine in self._fleet.replicas.values():
-            said = mine.said
-            if said is None or not _has_host(mine) or not _may_own(mine):
-                continue
-            rooms[mine.id] = _Room(
-                mine,
-                math.floor(share * said.host_max) if said.host_max else math.inf,
-                share * said.host_bytes if said.host_bytes else math.inf,
-                max(0, mine.slots - 1),
-            )
-        return rooms
+        for done, _ in enumerate(parts.spare(names, rules.spares), 1):
+            if not done % rules.piece:
+                yield
+        self._owners = {adapter: tuple(mine) for adapter, mine in parts.owners.items() if mine}
+        done = 0
+        for room in rooms.values():
+            self._order(room, now)
+            done += len(room.owned)
+            if done >= rules.piece:
+                done = 0
+                yield
 
     def _by_popularity(self, now: float) -> list[tuple[int, AdapterId]]:
         """(level, adapter), the highest level first."""
@@ -209,8 +187,15 @@ class Placement:
                 scores[one.adapter] = max(scores.get(one.adapter, 0.0), score)
         self._scores, self._total = scores, self.popularity.total()
         names = self._residency.names()
-        levels = {name: math.floor(math.log2(score)) for name, score in scores.items() if score > 0}
-        return sorted(((levels.get(name, _UNUSED), name) for name in names), key=_rank)
+        levels = {name: self._level(name, score) for name, score in scores.items() if score > 0}
+        self._levels = levels
+        return sorted(((levels.get(name, UNUSED), name) for name in names), key=_rank)
+
+    def _level(self, adapter: AdapterId, score: float) -> int:
+        exact, was = math.log2(score), self._levels.get(adapter)
+        if was is not None and was - _STICKY <= exact < was + 1 + _STICKY:
+            return was
+        return math.floor(exact)
 
     def _k(self, adapter: AdapterId, now: float) -> int:
         """Owners that its load needs, now or within the last `cool_s`."""
@@ -221,73 +206,47 @@ class Placement:
             return 1
         flying = sum(mine.ours[adapter].requests for mine in using.values()) if using else 0
         load = max(self._in_flight * score / max(score, self._total), flying)
-        k = max(1, math.ceil(load / (self._rules.grow_share * self._capacity)))
+        k = max(1, math.ceil(load / (self._rules.grow_share * max(1.0, self._capacity))))
         was, needed_at = self._wanted.get(adapter, (0, now))
         if k < was and now - needed_at < self._rules.cool_s:
             return was
         self._wanted[adapter] = (k, now)
         return k
 
-    def _assign(
-        self, adapter: AdapterId, k: int, owners: list[ReplicaId], rooms: dict[ReplicaId, _Room]
-    ) -> None:
-        """k owners more."""
-        holders, size = self._residency.holders(adapter), self._residency.size_bytes(adapter)
-        for pool in self._fleet.pools.for_adapter(adapter):
-            for replica in pool.ring.near(adapter):
-                room = rooms.get(replica)
-                if room is None or room.places < 1 or room.bytes < size or replica in owners:
-                    continue
-                if holders.get(replica) is None:
-                    continue
-                room.places -= 1
-                room.bytes -= size
-                owners.append(replica)
-                k -= 1
-                if not k:
-                    return
-
-    def _order(
-        self,
-        adapter: AdapterId,
-        owners: list[ReplicaId],
-        rooms: dict[ReplicaId, _Room],
-        *,
-        hot: bool,
-        now: float,
-    ) -> None:
-        near = self._residency.near(adapter)
-        for replica in owners:
-            room, state = rooms[replica], near.get(replica)
-            wants_slot = hot and room.slots > 0
-            room.slots -= wants_slot
-            if state is None:
-                self._ask(room, adapter, Tier.HOST, now)
-            elif wants_slot and _waits_in_host(state) and room.mine.slots_used < room.mine.slots:
-                self._ask(room, adapter, Tier.GPU, now)
-
-    def _ask(self, room: _Room, adapter: AdapterId, tier: Tier, now: float) -> None:
+    def _order(self, room: Room, now: float) -> None:
         mine = room.mine
-        if mine.state is ReplicaState.UP and self._fleet.replicas.get(mine.id) is mine:
-            order = self._book.ask(mine.id, adapter, tier, now)
-            if order is not None:
-                self._orders.append(order)
+        if mine.state is not ReplicaState.UP or self._fleet.replicas.get(mine.id) is not mine:
+            return
+        lacking: list[AdapterId] = []
+        for adapter in room.owned:
+            here = mine.id in self._residency.near(adapter)
+            if not here and self._book.ask(mine.id, adapter, Tier.HOST, now):
+                lacking.append(adapter)
+        if lacking or now >= self._keep_at.get(mine.id, 0.0):
+            self._keep_at[mine.id] = now + self._rules.keep_s
+            held = [name for name in room.owned if mine.id in self._residency.near(name)]
+            if held or lacking:
+                self._orders.append(Order(mine.id, Tier.HOST, (*reversed(held), *lacking)))
+        free = mine.slots - mine.slots_used
+        if free > 0:
+            self._order_slots(room, free, now)
+
+    def _order_slots(self, room: Room, free: int, now: float) -> None:
+        """The most wanted that wait in host memory, while slots are free."""
+        replica = room.mine.id
+        wanted: list[AdapterId] = []
+        for adapter in room.owned[: room.mine.slots]:
+            state = self._residency.near(adapter).get(replica)
+            if state is None or not _waits_in_host(state) or not self._scores.get(adapter):
+                continue
+            if len(wanted) < free and self._book.ask(replica, adapter, Tier.GPU, now):
+                wanted.append(adapter)
+        if wanted:
+            self._orders.append(Order(replica, Tier.GPU, tuple(wanted)))
 
     def _stays(self, replica: ReplicaId) -> bool:
         mine = self._fleet.replicas.get(replica)
         return mine is not None and mine.serving and mine.leaving_by is None
-
-
-def _has_host(mine: Replica) -> bool:
-    """It says how much of its host memory is for adapters, and so takes orders."""
-    said = mine.said
-    return said is not None and said.merged is None and bool(said.host_max or said.host_bytes)
-
-
-def _may_own(mine: Replica) -> bool:
-    """It is here to stay; a passing trouble moves no adapter."""
-    gone = (ReplicaState.UNKNOWN, ReplicaState.LOST, ReplicaState.DRAINING)
-    return mine.state not in gone and mine.leaving_by is None and not mine.draining
 
 
 def _waits_in_host(state: AdapterState) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from gateway.core.pool import Pool, PoolKey
 from gateway.core.replica import Replica
 from shared.ids import AdapterId, ReplicaId
+from shared.messages import ReplicaReport
 
 _NONE: Sequence[Pool] = ()
 
@@ -35,7 +36,7 @@ class Pools:
     def reported(self, mine: Replica) -> None:
         """It has said what it is; a restart may have made it another."""
         assert mine.said is not None
-        key = PoolKey.of(mine.said)
+        key = self._key(mine.said)
         pool = self._of.get(mine.id)
         if pool is not None and pool.key == key:
             return
@@ -81,6 +82,14 @@ class Pools:
             assert self._by_key[pool.key] is pool
         for pool in self._by_key.values():
             pool.check()
+
+    def _key(self, said: ReplicaReport) -> PoolKey:
+        """One that does not say its rank cap is with those of the least."""
+        key = PoolKey.of(said)
+        if key.max_rank or key.merged is not None:
+            return key
+        caps = [p.key.max_rank for p in self._shared if p.key.base == key.base and p.key.max_rank]
+        return key._replace(max_rank=min(caps, default=0))
 
     def _index(self) -> None:
         pools = [self._by_key[key] for key in sorted(self._by_key, key=_order)]

@@ -34,9 +34,9 @@ from gateway.core.terms import Base as Base
 from gateway.core.terms import CandidateTerms as CandidateTerms
 from gateway.core.terms import Choice as Choice
 from gateway.core.terms import Kind as Kind
-from gateway.core.terms import Model, Tried, Weighed
+from gateway.core.terms import Model, Tried, Weighed, kind_of
 from shared.ids import AdapterId, ReplicaId
-from shared.messages import AdapterState, Tier
+from shared.messages import AdapterState
 
 _NONE: Tried = frozenset()
 _FEW = 8
@@ -86,24 +86,10 @@ class Router:
     def explain(self, model: Model, now: float) -> tuple[CandidateTerms, ...]:
         """Every replica of the fleet, candidates first in their order, and why it would not do."""
         candidates = list(self._base_candidates(model) if _is_base(model) else self._all(model))
-        weighed = [
-            self._scales.weigh(
-                pool,
-                mine,
-                state,
-                0 if _is_base(model) else step,
-                _NONE,
-                self._scales.per_capacity(pool),
-                now,
-            )
-            for step, (pool, mine, state) in enumerate(candidates)
-        ]
+        weighed = self._compare(model, candidates, _NONE, now)
         if all(one.refused for one in weighed):
-            per_capacity = self._scales.their_mean(candidates, _NONE)
-            weighed = [
-                self._scales.weigh(*candidate, one.step, _NONE, per_capacity, now)
-                for candidate, one in zip(candidates, weighed, strict=True)
-            ]
+            mean = self._scales.their_mean(candidates, _NONE)
+            weighed = self._compare(model, candidates, _NONE, now, mean)
         others = self._fleet.replicas.keys() - {this.mine.id for this in weighed}
         return (
             *(this.terms() for this in weighed),
@@ -150,7 +136,7 @@ class Router:
         weighed = self._scales.weigh(
             pool, best, None, 0, tried, self._scales.per_capacity(pool), 0.0
         )
-        return Choice(best.id, Kind.HOME, "", 0.0, (weighed,), _NONE)
+        return Choice(best.id, Kind.HOME, "", False, (weighed,), _NONE)
 
     # -- the walk
 
@@ -165,29 +151,32 @@ class Router:
         """The best under its pool's bound; `weighed` gets whoever was looked at closely."""
         best: Weighed | None = None
         near, using = self._residency.near(adapter), self._fleet.using.get(adapter, {})
-        step = 0
-        settled = False  # one that loads from disk would do: only who is nearer can do better
+        step, hop_s = 0, self._scales.hop_s
+        near_anywhere = bool(near)
+        cold_s = self._scales.second_copy_s if near else self._scales.disk_load_s
         for pool in self._fleet.pools.for_adapter(adapter):
             members, per_capacity = pool.members, self._scales.per_capacity(pool)
             for replica in pool.ring.near(adapter):
-                if (state := holders.get(replica)) is None or not (
-                    mine := members[replica]
-                ).serving:
+                state = holders.get(replica)
+                if state is None or not (mine := members[replica]).serving:
                     continue
                 if best is not None:
-                    if step * self._scales.hop_s >= best.expected_s:
+                    far_s = step * hop_s
+                    if far_s >= best.expected_s:
                         return best  # the hops alone cost more: nobody further on can win
-                    if settled and replica not in near and replica not in using:
-                        step += 1
-                        continue
-                this = self._scales.weigh(pool, mine, state, step, tried, per_capacity, now)
+                    if best.expected_s <= far_s + cold_s:  # only who has it nearer than disk can
+                        if not (near or using):
+                            return best
+                        if replica not in near and replica not in using:
+                            step += 1
+                            continue
+                this = self._scales.weigh(
+                    pool, mine, state, step, tried, per_capacity, now, near_elsewhere=near_anywhere
+                )
                 weighed.append(this)
                 step += 1
                 if not this.refused and (best is None or this.expected_s < best.expected_s):
                     best = this
-                    settled = not (this.queue_s or this.slot_s)
-                if settled and len(near) + len(using) == 0:
-                    return best
             if len(members) > REACH:
                 best = self._beyond(adapter, pool, holders, step, tried, now, weighed, best)
         return best
@@ -215,7 +204,9 @@ class Router:
             if state is None or not mine.serving or mine.id in met:
                 continue
             met.add(mine.id)
-            this = self._scales.weigh(pool, mine, state, step, tried, per_capacity, now)
+            this = self._scales.weigh(
+                pool, mine, state, step, tried, per_capacity, now, near_elsewhere=True
+            )
             weighed.append(this)
             if not this.refused and (best is None or this.expected_s < best.expected_s):
                 best = this
@@ -239,17 +230,39 @@ class Router:
         per_capacity = self._scales.their_mean(candidates, tried)
         if not per_capacity:
             return None
-        weighed[:] = [
-            self._scales.weigh(pool, mine, state, step, tried, per_capacity, now)
-            for step, (pool, mine, state) in enumerate(candidates)
-        ]
+        weighed[:] = self._compare(adapter, candidates, tried, now, per_capacity)
         free = [one for one in weighed if not one.refused]
         return min(free, key=lambda one: one.expected_s) if free else None
+
+    def _compare(
+        self,
+        model: Model,
+        candidates: Iterable[Candidate],
+        tried: Tried,
+        now: float,
+        per_capacity: float | None = None,
+    ) -> list[Weighed]:
+        """All of them, under the bounds of their pools or that of a common mean."""
+        hops = not (model is None or isinstance(model, Base))
+        near = hops and bool(self._residency.near(AdapterId(model or "")))
+        return [
+            self._scales.weigh(
+                pool,
+                mine,
+                state,
+                step if hops else 0,
+                tried,
+                self._scales.per_capacity(pool) if per_capacity is None else per_capacity,
+                now,
+                near_elsewhere=near,
+            )
+            for step, (pool, mine, state) in enumerate(candidates)
+        ]
 
     def _choice(self, adapter: AdapterId, best: Weighed, weighed: list[Weighed]) -> Choice:
         state = best.state
         assert state is not None
-        awaited, telling, new_load_s = _NONE, weighed, 0.0
+        awaited, telling = _NONE, weighed
         if len(weighed) > 1:
             awaited = frozenset(
                 w.mine.id
@@ -261,10 +274,9 @@ class Router:
                 for this in weighed
                 if this is best or this.step == 0 or this.expected_s < best.expected_s
             ]
-        if best.load_s and self._scales.under_way_since(best.mine, state) is None:
-            new_load_s = best.load_s
-        kind = _kind(best, home=weighed[0])
-        return Choice(best.mine.id, kind, state.digest, new_load_s, telling, awaited)
+        kind = kind_of(best, home=weighed[0])
+        cold = bool(best.load_s) and self._scales.begins_cold(best.mine, state)
+        return Choice(best.mine.id, kind, state.digest, cold, telling, awaited)
 
     def _no_candidate(self, mine: Replica, model: Model) -> CandidateTerms:
         state = None
@@ -272,17 +284,10 @@ class Router:
             state = self._residency.holders(model).get(mine.id)
         refused = "absent" if mine.serving else mine.state.value
         tier = None if state is None else state.tier
-        return CandidateTerms(mine.id, -1, tier, mine.load, 0, 0.0, 0.0, 0.0, 0.0, refused)
+        return CandidateTerms(
+            mine.id, -1, tier, mine.load, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, refused
+        )
 
 
 def _is_base(model: Model) -> bool:
     return model is None or isinstance(model, Base)
-
-
-def _kind(chosen: Weighed, home: Weighed) -> Kind:
-    resident = chosen.state is not None and chosen.state.tier is not Tier.DISK
-    if chosen is home:
-        return Kind.HOME if resident else Kind.COLD
-    if resident:
-        return Kind.WARM
-    return Kind.SPILL if home.refused else Kind.COLD

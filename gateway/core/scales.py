@@ -1,4 +1,4 @@
-"""The scales: what one candidate costs a request, and the bound that it must stay under.
+"""The scales: what one candidate costs, and the bound that it must stay under.
 
     expected_s = queue_s    (load + 1 - capacity) places to wait for, at service_s each
                + load_s     0 in a slot; from host memory or disk its bytes at the rate that the
@@ -8,8 +8,19 @@
                             all slots
                + hop_s      hop_s per step from home: so ties go home, and no difference smaller
                             than a step makes an adapter ping-pong
+               + crowd_s    disk_load_s * u ** 3, u = (load - floor) / (bound - floor): the price
+                            of a scarce place
+               + cold_s     2 * disk_load_s when a load from disk would begin here while another
+                            has the adapter nearer: a second copy displaces a first one, whose next
+                            request then loads it, and it is worth a scarce place elsewhere
 
-    bound = max(ceil(load_factor * mean * capacity), ceil(load_floor_share * capacity), load_floor)
+The first three are the time to the first token; what follows is what the choice takes from others.
+Prices that grow steeply towards the bound are those of online load balancing (Aspnes, Azar, Fiat,
+Plotkin & Waarts, 1997): the last places belong to adapters that have no other owner, so those with
+several leave them while they can.
+
+    floor = max(load_floor, ceil(load_floor_share * capacity))
+    bound = max(floor, floor of load_factor * mean * capacity, ceil of mean * capacity)
 
 A merged replica has its own bound: all its places.
 """
@@ -24,6 +35,9 @@ from gateway.core.pool import Pool
 from gateway.core.residency import ResidencyMap
 from gateway.core.terms import Tried, Weighed
 from shared.messages import AdapterState, AdapterStatus, Tier
+
+_EPSILON = 1e-9
+_SECOND_COPY = 2
 
 Candidate = tuple[Pool, Replica, AdapterState | None]
 
@@ -46,6 +60,8 @@ class Scales:
         self._load_floor_share = load_floor_share
         self._load_s = {Tier.GPU: 0.0, Tier.HOST: host_load_s, Tier.DISK: disk_load_s}
         self.hop_s = hop_s
+        self.disk_load_s = disk_load_s
+        self.second_copy_s = (1 + _SECOND_COPY) * disk_load_s
 
     def per_capacity(self, pool: Pool) -> float:
         if pool.key.merged is not None:
@@ -69,13 +85,16 @@ class Scales:
         tried: Tried,
         per_capacity: float,
         now: float,
+        *,
+        near_elsewhere: bool = False,
     ) -> Weighed:
         load, capacity, hop_s = mine.load, mine.capacity, step * self.hop_s
-        if per_capacity == math.inf:
-            bound = mine.limit
-        else:
+        floor = bound = mine.limit
+        if per_capacity != math.inf:
             floor = max(self._load_floor, math.ceil(self._load_floor_share * capacity))
-            bound = max(math.ceil(per_capacity * capacity), floor)
+            share = per_capacity * capacity
+            bound = max(int(share + _EPSILON), math.ceil(share / self._load_factor - _EPSILON))
+            bound = max(bound, floor)
         if mine.id in tried:
             refused = "tried"
         elif load >= mine.limit:
@@ -84,12 +103,16 @@ class Scales:
             refused = "bound" if load >= bound else ""
         waits = load + 1 - capacity
         queue_s = waits * mine.service_s if waits > 0 else 0.0
-        load_s = slot_s = 0.0
-        if state is not None and not _in_slot(state):
-            load_s, slot_s = self._load_terms(mine, state, now)
-        expected_s = queue_s + load_s + slot_s + hop_s
+        load_s = slot_s = cold_s = crowd_s = 0.0
+        if state is not None:
+            if not _in_slot(state):
+                load_s, slot_s = self._load_terms(mine, state, now)
+                if near_elsewhere and load_s and self.begins_cold(mine, state):
+                    cold_s = _SECOND_COPY * self.disk_load_s
+            if load > floor:
+                crowd_s = self.disk_load_s * min(1.0, (load - floor) / max(1, bound - floor)) ** 3
         return Weighed(
-            expected_s,
+            queue_s + load_s + slot_s + hop_s + crowd_s + cold_s,
             refused,
             mine,
             state,
@@ -100,7 +123,13 @@ class Scales:
             load_s,
             slot_s,
             hop_s,
+            crowd_s,
+            cold_s,
         )
+
+    def begins_cold(self, mine: Replica, state: AdapterState) -> bool:
+        """A request there would start a load from disk, not join one."""
+        return state.tier is Tier.DISK and self.under_way_since(mine, state) is None
 
     def _load_terms(self, mine: Replica, state: AdapterState, now: float) -> tuple[float, float]:
         """(load_s, slot_s) of an adapter that is not in a slot there."""

@@ -52,18 +52,21 @@ class CandidateTerms:
     load_s: float
     slot_s: float
     hop_s: float
+    crowd_s: float
+    cold_s: float
     refused: str = ""  # tried, full, bound; or its state, or absent: no candidate at all
 
     @property
     def expected_s(self) -> float:
-        return self.queue_s + self.load_s + self.slot_s + self.hop_s
+        wait_s = self.queue_s + self.load_s + self.slot_s
+        return wait_s + self.hop_s + self.crowd_s + self.cold_s
 
 
 class Choice(NamedTuple):
     replica: ReplicaId
     kind: Kind
     digest: str
-    new_load_s: float  # of the load that this request would start; 0 when there is none
+    cold: bool  # it would start a load from disk
     telling: Sequence[Weighed]  # home, the chosen, and each that was refused though nearer
     awaited: Tried  # candidates nearer to their adapter that could not take it now
 
@@ -87,6 +90,8 @@ class Weighed(NamedTuple):
     load_s: float
     slot_s: float
     hop_s: float
+    crowd_s: float
+    cold_s: float
 
     def terms(self) -> CandidateTerms:
         return CandidateTerms(
@@ -99,5 +104,16 @@ class Weighed(NamedTuple):
             load_s=self.load_s,
             slot_s=self.slot_s,
             hop_s=self.hop_s,
+            crowd_s=self.crowd_s,
+            cold_s=self.cold_s,
             refused=self.refused,
         )
+
+
+def kind_of(chosen: Weighed, home: Weighed) -> Kind:
+    resident = chosen.state is not None and chosen.state.tier is not Tier.DISK
+    if chosen is home:
+        return Kind.HOME if resident else Kind.COLD
+    if resident:
+        return Kind.WARM
+    return Kind.SPILL if home.refused else Kind.COLD

@@ -198,7 +198,7 @@ def tell(result: dict[str, Any]) -> None:
 def measure(peers: dict[str, Any], only: Sequence[str], seconds: float) -> dict[str, Any]:
     begun = time.monotonic()
     result: dict[str, Any] = {
-        "command": " ".join(["python -m replica.bench.kernels", *sys.argv[1:]]),
+        "command": " ".join(["loraplex bench kernels", *sys.argv[1:]]),
         "ceilings": ceilings(), "cells": [], "layers": [], "paging": [], "update": [],
     }  # fmt: skip
     bed: Bed | None = None
@@ -230,14 +230,18 @@ def measure(peers: dict[str, Any], only: Sequence[str], seconds: float) -> dict[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m replica.bench.kernels", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="loraplex bench kernels",
+        description=__doc__,
+        epilog="Example: loraplex bench kernels --only 'qkv r16 64,layer r16' --out kernels.json",
+    )
     parser.add_argument("--out", type=Path, help="write everything as JSON")
     parser.add_argument("--peers", type=Path, default=_PEERS, help="peers' times by cell, JSON")
     parser.add_argument("--only", default="", help="parts of cells' names, by comma: `qkv r16 64`")
     parser.add_argument("--seconds", type=float, default=600)
     options = parser.parse_args()
     if not torch.cuda.is_available():
-        parser.exit(1, "no CUDA device: these are times of GPU kernels\n")
+        parser.exit(1, "no CUDA device here: these are times of kernels on a GPU\n")
     if not options.peers.is_file():
         parser.exit(2, f"--peers: no file {options.peers}; run it from the repository's root\n")
     peers = json.loads(options.peers.read_text())

@@ -80,13 +80,15 @@ class HostTier:
         self._copies[version].arrived = True
 
     def arrive(self, version: Version, size_bytes: int = 0, reload_s: float = 0.0) -> list[Version]:
-        """A copy is in memory; it took `reload_s`. Without room the newcomer itself has to go."""
+        """A copy is in memory; it took `reload_s`, or as long as it did before where that is 0.
+        Without room the newcomer itself has to go."""
         if not self.has_room(version, size_bytes):
             return [version]
         gone = self._make_room(version, size_bytes)
         copy = self._put(version, size_bytes)
         copy.arrived = True
-        copy.per_byte_s = reload_s / copy.size_bytes if copy.size_bytes else 0.0
+        if reload_s and copy.size_bytes:
+            copy.per_byte_s = reload_s / copy.size_bytes
         self.touch(version)
         return gone
 

@@ -265,9 +265,9 @@ class Scheduler:
         progress = []
         for entry, row in self._under_way.popleft()[1]:
             if entry.seq.finish is None:
+                self._sharing.publish(entry, row.end)
                 if row.samples:
                     progress.append(self._draw(entry, tokens.get(row.seq), now))
-                self._sharing.publish(entry, row.end)
         if any(item.finish is not None for item in progress):
             self._running = [entry for entry in self._running if entry.seq.finish is None]
         return progress

@@ -15,6 +15,7 @@ unchanged folders opens none. Calls may come from several threads.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import re
 from collections.abc import Set
@@ -38,6 +39,7 @@ from replica.engine.adapter_files import (
     read_entries,
     signature,
 )
+from replica.engine.adapter_notes import Note, notes
 from replica.engine.adapter_tensors import AdapterTensors
 from replica.engine.bad_adapter import BadAdapter
 from replica.engine.host_adapter import HostAdapter, pack, packed_bytes, ranks_of
@@ -49,6 +51,8 @@ from replica.engine.weights import base_tensor, torch_dtype
 from shared.ids import AdapterId
 
 __all__ = ["AdapterFolder", "BadAdapter", "Found", "HostAdapter", "Refused"]
+
+_log = logging.getLogger(__name__)
 
 _DIGEST_VERSION: Final = b"loraplex adapter 1\n"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -83,6 +87,7 @@ class _Opened:
     weights: BufferedReader
     files: AdapterFiles
     signatures: tuple[Signature, Signature]  # of config and weights
+    notes: list[Note]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +107,16 @@ class AdapterFolder:
         dtype: str = "float32",
         page_tokens: int = 16,
         base_dir: Path | None = None,
+        *,
+        pinned: bool = False,
     ) -> None:
         """`dtype` is the engine's: weights are cast to it once, on their way into host memory.
 
         `base_dir` is the base's folder: a copy of one of its tables in an upload is passed over
-        when it is equal; without it such a copy is refused.
+        when it is equal; without it such a copy is refused. `pinned` is for engines on a GPU.
         """
         self._base_dir = base_dir
+        self._pinned = pinned
         self._root = root.resolve(strict=True)
         self._max_rank = max_rank
         self._model = model_config
@@ -148,7 +156,7 @@ class AdapterFolder:
             module: (tensor(data, pair.A), tensor(data, pair.B), pair.scaling)
             for module, pair in opened.files.tensors.pairs.items()
         }
-        host = pack(adapter, digest, self._model, pairs, self._dtype)
+        host = pack(adapter, digest, self._model, pairs, self._dtype, pinned=self._pinned)
         if not is_finite(host.flat):
             raise BadAdapter(
                 "non_finite", f"a weight is too large for {self._dtype}: serve it in another dtype"
@@ -178,6 +186,10 @@ class AdapterFolder:
             if before is None or bad.code in _PASSING:
                 raise
             return _Verdict(before, _refused(adapter, bad))
+        for note in opened.notes:
+            _log.info(
+                "adapter noted", extra={"adapter": adapter, "code": note.code, "note": note.message}
+            )
         tensors = opened.files.tensors
         ranks = {module: pair.rank for module, pair in tensors.pairs.items()}
         size = packed_bytes(self._model, ranks, self._dtype.itemsize)
@@ -190,12 +202,14 @@ class AdapterFolder:
         folder = confined(self._root, self._root / adapter)
         config_file = stack.enter_context(open_config(self._root, folder))
         names = [entry.name for entry in islice(folder.iterdir(), _FILES_MAX)]
-        config = PeftConfig.of(read_config(config_file), names)
+        raw = read_config(config_file)
+        config = PeftConfig.of(raw, names)
         weights = stack.enter_context(open_weights(self._root, folder))
         signatures = signature(config_file), signature(weights)
         entries = read_entries(weights, config, self._model, self._max_rank)
         tensors = AdapterTensors.of(entries, config, self._model, self._max_rank)
-        return _Opened(weights, AdapterFiles(config, tensors), signatures)
+        files = AdapterFiles(config, tensors)
+        return _Opened(weights, files, signatures, notes(raw, names, entries))
 
     def _content(self, adapter: AdapterId, opened: _Opened) -> bytearray:
         """The whole file. Read, not mapped: if it is cut short meanwhile, that is an error.

@@ -1,7 +1,10 @@
-"""Which runner a device has: fused kernels and graphs on CUDA, plain torch elsewhere."""
+"""What a device has: fused kernels and graphs on CUDA, plain torch elsewhere; and the host memory
+that it copies from."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from replica.engine.flight import StepRunner
@@ -9,6 +12,10 @@ from replica.engine.host_adapter import HostAdapter
 from replica.engine.quantised import Quantization
 from replica.engine.runner import Runner
 from replica.engine.weights import load_base, torch_dtype
+from shared.ids import AdapterId
+
+Read = Callable[[AdapterId], HostAdapter]
+"""By an adapter's folder; may block, and raises BadAdapter."""
 
 
 def runner_on(
@@ -55,3 +62,15 @@ def runner_on(
         max_step_tokens=max_step_tokens,
         max_model_len=max_model_len,
     )
+
+
+def read_for(device: str, read: Read) -> Read:
+    """`read`, whose adapters then lie where the device copies from while nobody waits for it."""
+    if not device.startswith("cuda"):
+        return read
+
+    def pinned(folder: AdapterId) -> HostAdapter:
+        host = read(folder)
+        return replace(host, flat=host.flat.pin_memory())
+
+    return pinned

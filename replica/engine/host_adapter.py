@@ -40,11 +40,14 @@ def pack(
     config: ModelConfig,
     pairs: Mapping[tuple[int, str], Pair],
     dtype: torch.dtype,
+    *,
+    pinned: bool = False,
 ) -> HostAdapter:
-    """`pairs` by layer and module; their shapes were checked against `config`."""
+    """`pairs` by layer and module; their shapes were checked against `config`. `pinned` memory is
+    what a GPU can copy from while it computes."""
     modules = _modules(config)
     ranks = ranks_of(config, {place: pair[0].shape[0] for place, pair in pairs.items()})
-    flat = torch.zeros(packed_elements(ranks, config), dtype=dtype)
+    flat = torch.zeros(packed_elements(ranks, config), dtype=dtype, pin_memory=pinned)
     for section in in_order(ranks, config):
         A, B, scaling = pairs[section.layer, modules[section.slice]]
         first = TILE * section.tile

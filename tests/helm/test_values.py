@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[2]
         ({"replica.config.max_lora": 4}, "max_lora"),
         ({"replica.config.dtype": "int3"}, "dtype"),
         ({"replica.config.fleet_token": "secret"}, "fleet_token"),
+        ({"replica.config.adapter_store": "s3://bucket"}, "replica.cache"),
         ({"secrets.adminKey": "short"}, "adminKey"),
         ({"store.url": "http://x"}, "/store/url"),
         ({"valkey.enabled": False}, "store.url"),

@@ -10,20 +10,31 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from gateway.config import GatewayConfig
-from loadtests.__main__ import app, dispatcher_of
+from loadtests.__main__ import app
+from loadtests.contest import POLICIES, dispatcher_of
+from loadtests.prices import Prices
 from loadtests.recipe import Recipe, generate
-from loadtests.sim_replica import Prices
-from loadtests.simulator import Run, simulate
+from loadtests.run import Run
+from loadtests.simulator import simulate
 from loadtests.trace import Arrival
 from shared.ids import AdapterId, TenantId
 from shared.messages import Tier
 
 PRICES = Prices()
+FLAT = {"disk_load_s": 0.15, "host_load_s": 0.004, "step_s": 0.02} | dict.fromkeys(
+    ("row_s", "prompt_token_s", "adapter_s"), 0.0
+)
 
 
-def run(trace: tuple[Arrival, ...], replicas: int = 2, prices: Prices = PRICES) -> Run:
-    dispatcher = dispatcher_of(GatewayConfig())
-    return simulate(trace, dispatcher=dispatcher, replicas=replicas, prices=prices)
+def run(
+    trace: tuple[Arrival, ...],
+    replicas: int = 2,
+    prices: Prices = PRICES,
+    *,
+    placement: bool = False,
+) -> Run:
+    policy = dispatcher_of(GatewayConfig(), placement=placement)
+    return simulate(trace, policy=policy, replicas=replicas, prices=prices)
 
 
 def one(at_s: float, adapter: str | None, output_tokens: int = 1) -> Arrival:
@@ -66,7 +77,7 @@ def test_the_same_trace_gives_the_same_run_bit_for_bit(r: Recipe, p: Prices) -> 
 
 
 def test_a_first_request_pays_for_disk_and_slot_and_the_next_for_neither() -> None:
-    p = Prices(disk_load_s=0.15, host_load_s=0.004, prefill_s=0.02)
+    p = Prices(**FLAT)
     cold, warm = run((one(1, "a"), one(2, "a")), 1, p).finished
     assert cold.tier is Tier.DISK
     assert cold.first_token_s == pytest.approx(0.174)
@@ -75,7 +86,7 @@ def test_a_first_request_pays_for_disk_and_slot_and_the_next_for_neither() -> No
 
 
 def test_the_base_never_waits_for_an_adapter() -> None:
-    adapter, base = run((one(1, "a"), one(1.001, None)), 1, Prices(prefill_s=0.02)).finished
+    adapter, base = run((one(1, "a"), one(1.001, None)), 1, Prices(**FLAT)).finished
     assert base.first_token_s == pytest.approx(0.02)
     assert base.tier is None
     assert adapter.first_token_s > 0.15
@@ -109,7 +120,7 @@ def test_a_larger_host_tier_takes_disk_loads_off_the_path() -> None:
     trace = tuple(generate(Recipe(arrivals=700, rate_per_s=30, adapters=60, output_tokens_mean=8)))
     small, large = (run(trace, 1, Prices(slots=4, host_max=h)) for h in (8, 60))
     assert large.loads[Tier.DISK] <= 60 < small.loads[Tier.DISK]
-    assert large.first_token_s().p99 < small.first_token_s().p99
+    assert large.figures()["ttft_p99_ms"] < small.figures()["ttft_p99_ms"]
 
 
 def test_the_three_commands_work_together(tmp_path: Path) -> None:
@@ -121,10 +132,13 @@ def test_the_three_commands_work_together(tmp_path: Path) -> None:
     printed = loadtests("trace", "generate", "--arrivals", "50").stdout_bytes
     assert printed == Path(trace).read_bytes()
     assert json.loads(loadtests("trace", "describe", trace, "--json").stdout)["arrivals"] == 50
-    figures = json.loads(loadtests("simulate", trace, "--replicas", "2", "--json").stdout)
-    assert figures["arrived"] == figures["finished"] + sum(figures["refused"].values()) == 50
-    assert sum(figures["adapter_found_in"].values()) == pytest.approx(1)
-    assert "ttft_p99_ms" in loadtests("simulate", trace).stdout
+    told = json.loads(loadtests("simulate", trace, "--replicas", "2", "--json").stdout)
+    assert [run["policy"] for run in told["runs"]] == list(POLICIES)
+    for figures in told["runs"]:
+        assert figures["arrived"] == figures["finished"] + sum(figures["refused"].values()) == 50
+        assert sum(figures["adapter_found_in"].values()) == pytest.approx(1)
+    printed = loadtests("simulate", trace, "--policy", "hash", "--fault", "lost:replica-0@1").stdout
+    assert "TTFT p50" in printed
 
 
 @pytest.mark.parametrize(
@@ -134,6 +148,9 @@ def test_the_three_commands_work_together(tmp_path: Path) -> None:
         (["trace", "describe", "none"], "No such file"),
         (["trace", "generate", "--rate", "0"], "rate_per_s"),
         (["simulate", "none", "--config", "none"], "none: "),
+        (["simulate"], "--zipf"),
+        (["simulate", "--zipf", "1", "--policy", "luck"], "luck"),
+        (["simulate", "--zipf", "1", "--fault", "lost:replica-0"], "lost:REPLICA@SECONDS"),
     ],
 )
 def test_a_wrong_command_ends_with_two_and_says_why(arguments: list[str], says: str) -> None:

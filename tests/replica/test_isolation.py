@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from replica.engine.adapter_store import AdapterFolder, HostAdapter
 from shared.ids import AdapterId
 
 PROMPTS = ["once upon a time", "the adapter in the last slot", "x"]
@@ -43,26 +42,20 @@ async def test_a_row_without_adapter_gets_none_in_every_mix(serve: Any) -> None:
             assert mine == (alone if model == "tiny" else texts[model])
 
 
-async def test_an_adapter_of_nan_that_got_in_harms_nobody_else(
-    serve: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The store refuses it; here it passes, as if memory had rotted. The pool is small, so that its
-    pages soon are others' pages, and its slot another's."""
-    read = AdapterFolder.read
-    rotten = True
-
-    def rotting(store: AdapterFolder, adapter: AdapterId) -> HostAdapter:
-        host = read(store, adapter)
-        if rotten and adapter == "ada":
-            host.flat.fill_(math.nan)
-        return host
-
+async def test_an_adapter_whose_weights_became_nan_harms_nobody_else(serve: Any) -> None:
+    """The store and the load refuse such weights; these rot in the pool. It is small, so that their
+    pages soon are others' pages, and their slot another's."""
     calm = await serve()
     models = ["tiny", "bob", "cyd", "dee"]
     expected = [await _together(calm, [model]) for model in models]
     good = await _together(calm, ["ada"])
-    monkeypatch.setattr(AdapterFolder, "read", rotting)
     served = await serve(max_loras=2, max_running=4, pages=28, max_model_len=96)
+    engine = served.replica.engine
+    await served.post("/pin", {"adapter": "ada"})
+    assert await served.tokens("ada")
+    await served.idle()
+    slot = engine.cache.slot_of(AdapterId("ada"))
+    engine.runner._arena.pool[list(engine.cache.pages_in(slot))] = math.nan
     body = {"model": "ada", "prompt": PROMPTS[0], "max_tokens": 24}
     for _ in range(3):
         (status, reply), others = await asyncio.gather(
@@ -71,12 +64,13 @@ async def test_an_adapter_of_nan_that_got_in_harms_nobody_else(
         assert (status, reply["error"]["code"]) == (500, "generation_failed")
         assert [others[at :: len(models)] for at in range(len(models))] == expected
         assert (await served.get("/health"))[1]["status"] == "ok", "it serves, and says so"
-    assert (await served.adapter("ada"))["state"] == "READY"
     await served.idle()
     await served.post("/v1/unload_lora_adapter", {"lora_name": "ada"})
-    rotten = False
+    assert await _together(served, models[:1]) == expected[0], "in the pages that it had"
     await served.post("/v1/load_lora_adapter", {"lora_name": "ada", "lora_path": "ada"})
     assert await _together(served, ["ada"]) == good, "nothing of the rot was cached"
+    again = await _together(served, models)
+    assert [again[at :: len(models)] for at in range(len(models))] == expected
 
 
 async def test_weights_that_are_not_finite_are_refused_and_the_rest_is_served(

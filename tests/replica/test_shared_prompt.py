@@ -135,6 +135,7 @@ async def _text(served: Any, body: dict[str, Any]) -> tuple[str, int]:
         return whole["choices"][0]["text"], _cached(whole["usage"])
     *events, done, rest = raw.split(b"\n\n")
     assert (done, rest) == (b"data: [DONE]", b"")
+    events = [event for event in events if not event.startswith(b":")]  # no silence is too long
     chunks = [orjson.loads(event.removeprefix(b"data: ")) for event in events]
     text = "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
     return text, _cached(chunks[-1]["usage"])

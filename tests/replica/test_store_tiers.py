@@ -106,7 +106,7 @@ async def test_a_cold_adapter_comes_from_the_store_and_the_rate_is_told(
 async def test_a_store_that_fails_is_said_to_who_waits_and_tried_again_later(
     far: Any, proxy: CuttingProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("replica.adapters.RETRY_S", 0.2)
+    monkeypatch.setattr("replica.adapters.RETRY_S", 0.5)
     monkeypatch.setattr("replica.object_store._VAIN_MAX", 1)
     served = await far()
     drop_cache(served)
@@ -114,6 +114,8 @@ async def test_a_store_that_fails_is_said_to_who_waits_and_tried_again_later(
     status, reply = await served.post("/v1/completions", {"model": "ada", "prompt": "x"})
     assert (status, reply["error"]["code"]) == (503, "adapter_load_failed")
     assert "unreachable" in (await served.adapter("ada"))["reason"]
+    status, reply = await served.post("/v1/completions", {"model": "ada", "prompt": "x"})
+    assert (status, reply["error"]["code"]) == (503, "adapter_load_failed"), "it is not unknown"
     assert await served.tokens("bob")
     proxy.refuses = None
     await served.until(lambda: served.replica.front.servable("ada"))

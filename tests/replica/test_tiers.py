@@ -131,6 +131,8 @@ async def test_host_memory_keeps_to_its_bytes_and_the_report_tells(serve: Any) -
         cache.check()
         assert cache.host_bytes <= budget
     await served.until(lambda: served.replica.front.report.host_bytes_used == cache.host_bytes)
+    metrics = (await served.get("/metrics"))[1]
+    assert f"loraplex_replica_host_bytes_used {float(cache.host_bytes)}" in metrics
     assert served.replica.front.report.host_bytes == budget
     small = await serve(host_bytes=sizes["cyd"] - 1)
     assert "host_bytes" in (await small.adapter("cyd"))["reason"]

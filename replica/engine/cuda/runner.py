@@ -24,6 +24,7 @@ from replica.core.step import PENDING, Row, Step
 from replica.engine.arena import Arena
 from replica.engine.cuda import feed
 from replica.engine.cuda.adapters import Adapters, Mix
+from replica.engine.cuda.dice import is_free, throw
 from replica.engine.cuda.flight import Flight
 from replica.engine.cuda.graphs import Graphs
 from replica.engine.cuda.greedy import greedy
@@ -110,15 +111,14 @@ class CudaRunner:
             self.arena.clear(slot)
 
     def launch(self, step: Step) -> Flight:
-        """Queue the step. Rows that take the likeliest token wait for nothing; where there are
-        others, this waits for their logits."""
+        """Queue the step. It waits for the device only where rows are steered, or told of."""
         sampling = [row for row in step.rows if row.samples]
         with torch.inference_mode():
             h = self._start(step.rows, sampling)
             known = {}
             if h is not None:
                 known = {row.seq: self._score(row, h[at:]) for at, row in _scoring(step.rows)}
-            self._steer(sampling, known)
+            self._draw(sampling, known)
             tokens, arrived = self._land(len(sampling))
         self._drawn_at = {row.seq: at for at, row in enumerate(sampling)}
         return Flight([row.seq for row in sampling], tokens, arrived, known)
@@ -130,10 +130,15 @@ class CudaRunner:
         return {seq: drawn.token for seq, drawn in self.run_with_logprobs(step).items()}
 
     def logits(self, step: Step) -> dict[str, Tensor]:
-        """Sequence id to logits [vocab] in float32, for rows that sample; draws nothing."""
+        """Sequence id to logits [vocab] in float32, for rows that sample; draws nothing.
+
+        A step may be under way: what it drew is still to be fed to the next, and stays.
+        """
         sampling = [row for row in step.rows if row.samples]
         with torch.inference_mode():
+            drawn = self._drawn.clone()
             self._start(step.rows, sampling)
+            self._drawn.copy_(drawn)
             rows = self._logits[: len(sampling)].clone()
         return dict(zip((row.seq for row in sampling), rows, strict=True))
 
@@ -205,11 +210,22 @@ class CudaRunner:
         batch = Batch(ids, places, single, blocks, adapters)
         return self._model.forward(batch, self.arena.kv)
 
-    def _steer(self, sampling: Sequence[Row], known: dict[str, Drawn]) -> None:
-        """Draw for rows that want more than the likeliest token."""
-        at = [i for i, row in enumerate(sampling) if not _takes_likeliest(row)]
-        if not at:
-            return
+    def _draw(self, sampling: Sequence[Row], known: dict[str, Drawn]) -> None:
+        """Draw for rows that want something else than the likeliest token."""
+        hot = [i for i, row in enumerate(sampling) if is_free(row) and row.sampling.temperature > 0]
+        if hot:
+            (places,) = self._staging.lists(hot)
+            index = places.long()
+            likeliest = self._drawn[index]
+            tokens = throw(self._logits[index], [sampling[i] for i in hot])
+            broken = likeliest < 0
+            self._drawn.index_copy_(0, index, torch.where(broken, likeliest, tokens))
+        at = [i for i, row in enumerate(sampling) if not is_free(row)]
+        if at:
+            self._steer(at, sampling, known)
+
+    def _steer(self, at: Sequence[int], sampling: Sequence[Row], known: dict[str, Drawn]) -> None:
+        """The same for rows whose logits the host changes or tells of: it waits for them."""
         index = torch.tensor(at, device=self._drawn.device)
         rows = [sampling[i] for i in at]
         drawn = draw(self._logits[index], rows, self.config.eos_token_ids)
@@ -243,19 +259,6 @@ def _scoring(rows: Sequence[Row]) -> list[tuple[int, Row]]:
     """Rows with targets, and where their tokens begin in the step."""
     starts = accumulate((len(row.tokens) for row in rows), initial=0)
     return [(at, row) for at, row in zip(starts, rows, strict=False) if row.targets]
-
-
-def _takes_likeliest(row: Row) -> bool:
-    """Of its own logits, and nothing else is asked about them."""
-    sampling = row.sampling
-    return (
-        sampling.temperature <= 0
-        and sampling.logprobs is None
-        and row.grammar is None
-        and not sampling.logit_bias
-        and row.drawn >= sampling.min_tokens
-        and not sampling.penalises
-    )
 
 
 def _wide(rows: int) -> int:

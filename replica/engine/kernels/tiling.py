@@ -62,15 +62,17 @@ def row_class(rows: int) -> int:
 
 
 def default(K: int, tiles: int, max_rank: int, rows: int, shared: bool) -> Tiling:
-    """A sensible cut for any module on any GPU."""
+    """A sensible cut for any module on any GPU: of a program's tiles at most 100 KiB are shared
+    memory, up to rank 256."""
     tile, ranks = min(16, max_rank), min(64, max(16, _pow2(16 * tiles)))
+    columns = 128 if tiles <= 4 else 64 if tiles <= 8 else 32
     if rows > ROW_CLASSES[-1]:
-        cut = Shrink(False, max(64, _pow2(K) // 4), ranks, 64, reduce=tiles > 1, pdl=False)
-        return Tiling(cut, Expand(False, 512, BN=128 if tiles <= 4 else 64, pdl=False))
+        cut = Shrink(False, max(64, _pow2(K) // 4), ranks, 64, stages=4, reduce=True, pdl=False)
+        return Tiling(cut, Expand(False, 512, BN=columns, pdl=False))
     plane = _pow2(min(K, 1024 if K <= 8192 else 2048))
     if shared or rows > 128:
-        cut = Shrink(False, plane, ranks, min(plane, 128))
-        return Tiling(cut, Expand(False, 512, BN=128 if tiles <= 4 else 64))
+        cut = Shrink(False, plane, ranks, min(plane, 128), stages=4, reduce=tiles > 4)
+        return Tiling(cut, Expand(False, 512, BN=columns, stages=4))
     return Tiling(Shrink(True, plane, tile), Expand(True, 1024, tile))
 
 

@@ -237,7 +237,7 @@ def test_a_load_under_way_costs_what_is_left_of_it() -> None:
     world.add(second, Tier.DISK, status=AdapterStatus.LOADING, now=10.0)
     choice = world.pick(now=10.1)
     assert choice.replica == f"replica-{second}"
-    assert choice.new_load_s == 0
+    assert not choice.cold
     terms = {t.replica: t for t in choice.terms}
     assert terms[ReplicaId(f"replica-{second}")].load_s == pytest.approx(0.05)
     assert terms[ReplicaId(f"replica-{home}")].load_s == DISK_S

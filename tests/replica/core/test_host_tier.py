@@ -114,6 +114,16 @@ def test_a_copy_that_is_dear_to_bring_again_outlives_a_cheap_one() -> None:
     assert version("far") in tier
 
 
+def test_a_use_does_not_forget_what_a_copy_cost() -> None:
+    tier = HostTier(max_bytes=30)
+    for name, reload_s in (("far", 5), ("near", 0.1), ("nearer", 0.1)):
+        tier.arrive(version(name), 10, reload_s)
+    tier.arrive(version("far"), 10)
+    for name in ("near", "nearer"):
+        tier.touch(version(name))
+    assert tier.arrive(version("new"), 10, reload_s=0.1) == [version("near")]
+
+
 def test_what_nobody_uses_goes_in_the_end_however_dear() -> None:
     tier = HostTier(max_bytes=30)
     tier.arrive(version("far"), 10, reload_s=5)

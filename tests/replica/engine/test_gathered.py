@@ -30,10 +30,10 @@ if INTERPRETED or ON_GPU:
     from replica.engine.kernels.metadata import GatheredMeta
     from replica.engine.kernels.tiling import Expand, Shrink, Tiling
 
-    BY_ROW = Tiling(Shrink(True, 64, 16), Expand(True, 32, 16))
-    TWO_TILES = Tiling(Shrink(True, 32, 16), Expand(True, 64, 32))
+    BY_ROW = Tiling(Shrink(True, 64, 16), Expand(True, 64, 16))
+    TWO_TILES = Tiling(Shrink(True, 128, 16), Expand(True, 128, 32))
     BY_CHUNK = Tiling(Shrink(False, 32, 16, 16), Expand(False, 64, BN=32))
-    WHOLE = Tiling(Shrink(False, 64, 64, 32), Expand(True, 32, 16))
+    WHOLE = Tiling(Shrink(False, 64, 64, 32), Expand(True, 128, 16))
     REDUCED = Tiling(Shrink(False, 32, 64, 16, reduce=True), Expand(False, 32, BN=16))
     FORMS = {"rows": BY_ROW, "two tiles": TWO_TILES, "chunks": BY_CHUNK, "both": WHOLE}
     FORMS["reduced"] = REDUCED
@@ -46,8 +46,9 @@ RANKS = ([4] * 7, [1, 0, 3, 0, 16, 0, 64], [0, 8, 0, 5, 0, 0, 0], [33, 2, 17, 9,
 BATCHES = {
     "one row": [3],
     "a chunk and one more": [3] * 17,
-    "all slots and none, apart": [BASE_SLOT, 1, 0, 3, 2, 1, BASE_SLOT, 3, 1, 0],
+    "all slots and none, apart": [BASE_SLOT, 1, 0, 3, 2, 1, BASE_SLOT, 3],
 }
+GROUPS = range(4) if ON_GPU else (0, 3)  # three slices; one, whose K is no multiple of a plane
 DTYPE = torch.bfloat16 if ON_GPU else torch.float32  # the interpreter's bfloat16 dot is wrong
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 2e-1}
 
@@ -74,7 +75,7 @@ def _inputs(rows: int, index: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 def _check(lora: GatheredLora, meta: GatheredMeta, slots: Sequence[int], cut: Tiling) -> None:
     residents = _residents()
-    for index in range(len(CONFIG.groups)):
+    for index in GROUPS:
         x, y = _inputs(len(slots), index, DTYPE)
         before = y.clone()
         lora.add(x, y, 1, index, meta, cut)
@@ -84,8 +85,15 @@ def _check(lora: GatheredLora, meta: GatheredMeta, slots: Sequence[int], cut: Ti
         assert torch.equal(y[base], before[base])
 
 
-@pytest.mark.parametrize("form", ["rows", "two tiles", "chunks", "both", "reduced"])
-@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize(
+    ("form", "batch"),
+    [
+        *(("rows", "one row"), ("chunks", "one row")),
+        *(("chunks", "a chunk and one more"), ("reduced", "a chunk and one more")),
+        *((form, "all slots and none, apart") for form in ("rows", "two tiles", "chunks")),
+        *((form, "all slots and none, apart") for form in ("both", "reduced")),
+    ],
+)
 def test_every_form_equals_the_definition(batch: str, form: str) -> None:
     slots, lora = BATCHES[batch], _lora(_residents(DTYPE), DTYPE)
     meta = lora.meta(len(slots))
@@ -94,11 +102,11 @@ def test_every_form_equals_the_definition(batch: str, form: str) -> None:
 
 
 def test_what_a_table_or_the_default_chooses_equals_the_definition() -> None:
-    slots, lora = BATCHES["all slots and none, apart"], _lora(_residents(DTYPE), DTYPE)
+    slots, lora = [3, BASE_SLOT, 1], _lora(_residents(DTYPE), DTYPE)
     for shared in (False, True):
         meta = lora.meta(len(slots), shared=shared)
         meta.update(_rows(slots))
-        for index in range(4):
+        for index in GROUPS:
             x, y = _inputs(len(slots), index, DTYPE)
             expected = by_definition(x.cpu(), y.cpu(), 0, index, slots, _residents())
             lora.add(x, y, 0, index, meta)
@@ -107,7 +115,7 @@ def test_what_a_table_or_the_default_chooses_equals_the_definition() -> None:
 
 @pytest.mark.parametrize("form", ["rows", "chunks", "reduced"])
 def test_a_step_of_more_chunks_than_programs_takes_them_in_turns(form: str) -> None:
-    slots, lora = [0, 1, 2, 3, 0, 1, 3], _lora(_residents(DTYPE), DTYPE)
+    slots, lora = [0, 1, 2, 3, 0], _lora(_residents(DTYPE), DTYPE)
     meta = replace(lora.meta(len(slots)), launched=2, block=1)
     meta.update(_rows(slots))
     _check(lora, meta, slots, FORMS[form])
@@ -117,7 +125,7 @@ def test_ranks_up_to_256_go_through_as_they_are() -> None:
     ranks = [[256, 0, 130, 8, 0, 0, 0], [0, 1, 0, 100, 0, 0, 0]]
     residents = [resident(seed, each, DTYPE) for seed, each in enumerate(ranks)]
     lora = _lora(residents, DTYPE, max_rank=256)
-    slots = [0, 1, BASE_SLOT, 0]
+    slots = [0, 1, BASE_SLOT]
     meta = lora.meta(len(slots))
     meta.update(_rows(slots))
     dots = Tiling(Shrink(False, 64, 64, 64), Expand(False, 64, BN=32))
@@ -160,7 +168,7 @@ def test_a_rows_bits_do_not_depend_on_its_neighbours(form: str) -> None:
 
 
 @given(st.lists(st.integers(-1, 4), min_size=1, max_size=40), st.integers(1, 5))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_the_lists_are_every_row_with_an_adapter_once(slots: list[int], block: int) -> None:
     widths = [1, 3, 2, 1, 2]  # tiles by slot
     ranks = torch.tensor([[[16 * w, 1]] for w in widths], dtype=torch.int32, device=DEVICE)
