@@ -16,8 +16,8 @@ from virtual_loop import VirtualLoop
 
 from gateway.config import GatewayConfig
 from gateway.core.dispatcher import Arrival, Conduct, Decision, Dispatch, Order
+from gateway.deciding import dispatcher_of
 from gateway.pump import Pump, Refused
-from loadtests.contest import dispatcher_of
 from loadtests.prices import Prices
 from loadtests.recipe import Recipe, generate
 from loadtests.sim_replica import BASE, STORE, Event, Job, ReportDue, SimReplica, listing
