@@ -188,7 +188,11 @@ class Gateway:
             ledger=self.ledger,
             dispatcher=self.pump.dispatcher,
             changed=self.pump.wake,
-            upstreams=self._upstreams,
+            upstreams={
+                name: self._upstreams[name]
+                for entry in config.fleet.replicas
+                if entry.kind == "native" and (name := ReplicaId(entry.id))
+            },
             throttle=self._throttle,
         )
         add_admin_routes(admin_app, services, config.admin.key)

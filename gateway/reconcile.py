@@ -28,6 +28,7 @@ from shared.clock import Clock
 from shared.ids import ReplicaId
 
 _GENERATED: Final = "vllm:generation_tokens_total"
+_UNCOUNTED: Final = f"it does not count {_GENERATED}, or is no replica of ours and tells no boot"
 _PATIENCE_S: Final = 5.0
 _BYTES_MAX: Final = 8 << 20
 _SLACK: Final = 0.02
@@ -58,7 +59,7 @@ class Reconciler:
         except UpstreamError as error:
             generated, row["reason"] = None, f"its metrics cannot be read: {error}"
         else:
-            row["reason"] = "" if generated is not None else f"it does not count {_GENERATED}"
+            row["reason"] = "" if generated is not None else _UNCOUNTED
         billed = await self._ledger.billed(view.replica, view.boot)
         now = self._dispatcher.view(self._clock())
         same = any(one.replica == view.replica and one.boot == view.boot for one in now)

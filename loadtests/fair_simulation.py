@@ -7,7 +7,7 @@ backlogged all the time (Sheng et al., Fairness in Serving Large Language Models
 
     max over tenants of served / weight - min of it <= 2 * max(w_in * L, w_out * M) / least weight
 
-with L the longest prompt and M the output tokens that all places can hold at once. Sans-IO: the
+with L the longest prompt and M the tokens that all places can hold at once. Sans-IO: the
 caller gives the dice.
 """
 
@@ -82,6 +82,7 @@ class Simulation:
         for tenant in self._tenants.values():
             for _ in range(tenant.depth):
                 self._ask_later(tenant, 0.0)
+        self._decide(0.0)
         gap, samples = 0.0, 0
         while self._events and self._events[0][0] < seconds:
             now, _, kind, what = heapq.heappop(self._events)
@@ -91,14 +92,15 @@ class Simulation:
                 self._end(what, now)
                 levels = [self._seen[one.name].served / one.weight for one in self._steady]
                 gap, samples = max(gap, max(levels) - min(levels)), samples + 1
-            for decision in self._dispatcher.poll(now):
-                assert isinstance(decision, Dispatch), decision
-                self._begin(decision, now)
+            self._decide(now)
         return Outcome(self._seen, gap, self._bound(), samples)
 
     def _ask_later(self, tenant: Tenant, now: float) -> None:
-        pause_s = self._dice.expovariate(1 / tenant.every_s) if tenant.every_s else 0.0
-        self._push(now + pause_s, "ask", tenant)
+        """At once means before anything else is decided: such a tenant is never without a wish."""
+        if tenant.every_s:
+            self._push(now + self._dice.expovariate(1 / tenant.every_s), "ask", tenant)
+        else:
+            self._ask(tenant, now)
 
     def _ask(self, tenant: Tenant, now: float) -> None:
         self._count += 1
@@ -110,6 +112,11 @@ class Simulation:
             request, TenantId(tenant.name), tenant.weight, None, prompt, tenant.output[1]
         )
         self._dispatcher.arrive(arrival, now)
+
+    def _decide(self, now: float) -> None:
+        for decision in self._dispatcher.poll(now):
+            assert isinstance(decision, Dispatch), decision
+            self._begin(decision, now)
 
     def _begin(self, dispatch: Dispatch, now: float) -> None:
         tenant, _, output, asked_at = self._asked[dispatch.request]
@@ -131,7 +138,7 @@ class Simulation:
     def _bound(self) -> float:
         places = self._engine.replicas * self._engine.capacity
         prompt = max(tenant.prompt[1] for tenant in self._steady)
-        held = places * max(tenant.output[1] for tenant in self._steady)
+        held = places * max(tenant.prompt[1] + tenant.output[1] for tenant in self._steady)
         least = min(tenant.weight for tenant in self._steady)
         return 2 * max(INPUT_WEIGHT * prompt, OUTPUT_WEIGHT * held) / least
 

@@ -127,7 +127,8 @@ async def live(seed: int, seconds: float) -> dict[str, Any]:
     alone = (await _phase(ENGINE, [LIGHT], seed, seconds)).seen["light"]
     beside = (await _phase(ENGINE, [LIGHT, flood(ENGINE)], seed, seconds)).seen["light"]
     weighed = await _phase(SMALL, _WEIGHED, seed, seconds)
-    held = SMALL.replicas * SMALL.capacity * _WEIGHED[0].output[1]
+    one = _WEIGHED[0]
+    held = SMALL.replicas * SMALL.capacity * (one.prompt[1] + one.output[1])
     return {
         "seconds": seconds,
         "engine": asdict(ENGINE),
