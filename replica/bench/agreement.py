@@ -65,6 +65,10 @@ def tolerance(layers: int) -> float:
     return 2**-8 * math.sqrt(6 * layers + 2) * 2
 
 
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command(epilog="Example: loraplex bench agreement --layers 4 --out agreement.json")
 def main(
     out: Annotated[Path | None, typer.Option(help="Write the figures here, as JSON.")] = None,
     layers: Annotated[int, typer.Option(help="Of the base.")] = 4,
@@ -243,4 +247,4 @@ def _hold(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app(prog_name="loraplex bench agreement")

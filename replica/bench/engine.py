@@ -96,6 +96,10 @@ def machine(device: str) -> dict[str, Any]:
     return versions | {"gpu": smi.stdout.strip()}
 
 
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command(epilog="Example: loraplex bench engine --concurrency 32,64 --mixes none,distinct")
 def main(
     out: Annotated[Path | None, typer.Option(help="Write the figures here, as JSON.")] = None,
     concurrency: Annotated[str, typer.Option(help="Requests in flight.")] = "1,32,64,128,256",
@@ -154,4 +158,4 @@ def measure(rig: Rig, cells: Sequence[Work], tell: Callable[[str], None]) -> lis
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app(prog_name="loraplex bench engine")

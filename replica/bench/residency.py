@@ -25,6 +25,12 @@ from replica.engine.quantised import Quantization
 RANKS: Final = (8, 16, 32, 64)
 
 
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command(
+    epilog="Example: loraplex bench residency --adapters 500 --resident 64 --out residency.json"
+)
 def main(
     out: Annotated[Path | None, typer.Option(help="Write the figures here, as JSON.")] = None,
     adapters: Annotated[int, typer.Option(help="How many there are.")] = 500,
@@ -87,4 +93,4 @@ def _run(rig: Rig, work: Work, limit: int | None) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app(prog_name="loraplex bench residency")
