@@ -16,10 +16,9 @@ from aiohttp import web
 
 from gateway.admin import AdminServices, add_admin_routes
 from gateway.auth import Door
-from gateway.config import GatewayConfig, PlacementConfig, ReplicaEntry
+from gateway.config import GatewayConfig, ReplicaEntry
 from gateway.console.page import add_console_routes
-from gateway.core.breaker import HealthRules
-from gateway.core.dispatcher import Dispatcher, PlacementRules
+from gateway.deciding import dispatcher_of
 from gateway.engines.openai import OpenAIServer
 from gateway.forward import Forwarder, Timeouts
 from gateway.gauges import add_gauges
@@ -64,7 +63,7 @@ class Gateway:
         self._door = Door(self.registry, self._throttle, config.listen.client_ip_header)
         self._placer = Placer(self._upstreams, token=config.fleet.token)
         self.pump = Pump(
-            _dispatcher(config),
+            dispatcher_of(config),
             observe=self.metrics.decision,
             judged=self.metrics.verdict,
             carry_out=self._placer.carry_out,
@@ -255,22 +254,6 @@ def upstreams(config: GatewayConfig) -> dict[ReplicaId, Upstream]:
         except ValueError as error:
             raise BadSettings(f"fleet.replicas: {entry.id}: {error}") from error
     return found
-
-
-def placement_rules(config: PlacementConfig) -> PlacementRules | None:
-    if not config.enabled:
-        return None
-    return PlacementRules(**config.model_dump(exclude={"enabled", "schedule"}))
-
-
-def _dispatcher(config: GatewayConfig) -> Dispatcher:
-    return Dispatcher(
-        **config.router.model_dump(),
-        **config.queue.model_dump(),
-        silence_heartbeats=config.fleet.silence_heartbeats,
-        health=HealthRules(**config.health.model_dump()),
-        placement=placement_rules(config.placement),
-    )
 
 
 def _timeouts(config: GatewayConfig) -> dict[ReplicaId, Timeouts]:
