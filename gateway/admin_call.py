@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import math
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -11,14 +12,26 @@ from uuid import uuid4
 import orjson
 from aiohttp import web
 
+from gateway.audit import actor
 from gateway.errors import ModelNotFound
 from gateway.ledger import BadQuestion
 from gateway.store.redis import StoreAway
 from gateway.tenants import BadField, Conflict, Missing
+from gateway.throttle import Throttle
 from shared.openai_errors import INVALID_REQUEST, error_body
 from shared.wire import REQUEST_ID
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+Route = tuple[str, str, Handler]
+"""Method, path below /admin/v1/, and who answers."""
+
+ACTOR: Final = "x-loraplex-actor"
+"""Who asks, for the events: the admin key is shared by all who have it."""
+
+ADMIN: Final = "admin"
+_ACTOR_MAX: Final = 100
+_VERSION_DIGITS: Final = 15
 
 _STATUS: Final[tuple[tuple[type[Exception], int, str], ...]] = (
     (BadField, 400, "invalid_value"),
@@ -29,16 +42,24 @@ _STATUS: Final[tuple[tuple[type[Exception], int, str], ...]] = (
 )
 
 
-def guarded(handler: Handler, key: str) -> Handler:
-    """The admin key first; then every refusal in one shape."""
+def guarded(handler: Handler, key: str, throttle: Throttle) -> Handler:
+    """The admin key first, from an address that has not failed too often; then every refusal in
+    one shape."""
     secret = key.encode()
 
     async def call(request: web.Request) -> web.StreamResponse:
+        peer = request.remote or ""
+        if (wait_s := throttle.shut(peer, ADMIN)) > 0:
+            message = "Too many wrong keys came from your address; try again after the wait."
+            return _error(429, message, code="too_many_failed_keys", retry_s=wait_s)
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
         known = hmac.compare_digest(given.strip().encode("utf-8", "surrogateescape"), secret)
         if scheme.lower() != "bearer" or not known:
+            throttle.failed(peer)
             message = "The admin API needs its own key as `Authorization: Bearer KEY`."
             return _error(401, message, code="invalid_api_key")
+        throttle.passed(peer, ADMIN)
+        actor.set(f"admin {request.headers.get(ACTOR, '')[:_ACTOR_MAX]} from {peer}")
         try:
             return await handler(request)
         except tuple(kind for kind, _, _ in _STATUS) as error:
@@ -58,11 +79,13 @@ def _refused(request: web.Request, error: Exception) -> web.Response:
     return _error(status, str(error), code=code, param=getattr(error, "param", None))
 
 
-def _error(status: int, message: str, *, code: str, param: str | None = None) -> web.Response:
+def _error(
+    status: int, message: str, *, code: str, param: str | None = None, retry_s: float = 1.0
+) -> web.Response:
     kind = INVALID_REQUEST if status < 500 else "server_error"
     headers = {REQUEST_ID: f"req_{uuid4().hex}"}
     headers |= {"WWW-Authenticate": "Bearer"} if status == 401 else {}
-    headers |= {"Retry-After": "1"} if status == 503 else {}
+    headers |= {"Retry-After": str(math.ceil(retry_s))} if status in (429, 503) else {}
     body = error_body(message, type=kind, param=param, code=code)
     return web.Response(status=status, body=body, content_type="application/json", headers=headers)
 
@@ -99,8 +122,8 @@ def if_match(request: web.Request) -> int | None:
     if text == "*":
         return None
     number = text.removeprefix("W/").strip('"')
-    if not (number.isascii() and number.isdigit()):
-        raise BadField("If-Match", "must be the ETag of a tenant")
+    if not (number.isascii() and number.isdigit() and len(number) <= _VERSION_DIGITS):
+        raise BadField("If-Match", "must be an ETag as this API gave it")
     return int(number)
 
 
@@ -109,6 +132,16 @@ def asked(request: web.Request, name: str) -> str:
     if not value:
         raise BadField(name, f"is missing: give ?{name}=")
     return value
+
+
+def number(request: web.Request, name: str, *, default: int, most: int) -> int:
+    text = request.query.get(name, "")
+    if not text:
+        return default
+    whole = text.isascii() and text.isdigit() and len(text) <= _VERSION_DIGITS
+    if not (whole and 1 <= int(text) <= most):
+        raise BadField(name, f"must be a whole number from 1 to {most}")
+    return int(text)
 
 
 def moment(request: web.Request, name: str, *, default: float) -> float:
@@ -135,6 +168,11 @@ def answer(value: Any, *, status: int = 200, etag: int | None = None) -> web.Res
     return web.Response(
         status=status, body=orjson.dumps(value), content_type="application/json", headers=headers
     )
+
+
+def nothing() -> web.Response:
+    """204: it is done, and there is nothing to show of it."""
+    return web.Response(status=204, headers={REQUEST_ID: f"req_{uuid4().hex}"})
 
 
 def listed(rows: list[dict[str, Any]]) -> web.Response:

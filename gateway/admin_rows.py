@@ -8,13 +8,29 @@ from typing import Any
 
 from gateway.core.dispatcher import ReplicaView
 from gateway.core.router import CandidateTerms
+from gateway.prices import NANO
+from gateway.quota import LimitLine
 from gateway.tenants import Key
-from shared.ids import AdapterId, ReplicaId
+from shared.ids import ReplicaId
 from shared.messages import AdapterState, AdapterStatus, Tier
 
 
 def key_row(key: Key) -> dict[str, Any]:
-    return {"id": key.id, "prefix": key.prefix, "created": key.created}
+    return {
+        "id": key.id,
+        "prefix": key.prefix,
+        "created": key.created,
+        "expires": key.expires,
+    }
+
+
+def limit_row(line: LimitLine) -> dict[str, Any]:
+    """Money in units, not in nano-units."""
+    row = asdict(line)
+    row["reset_s"] = line.reset_s if math.isfinite(line.reset_s) else None
+    if line.name.startswith("spend"):
+        row |= {"limit": line.limit / NANO, "remaining": line.remaining / NANO}
+    return row
 
 
 def replica_row(view: ReplicaView, now: float) -> dict[str, Any]:
@@ -28,8 +44,11 @@ def replica_row(view: ReplicaView, now: float) -> dict[str, Any]:
     return row
 
 
-def adapter_row(name: AdapterId, places: list[tuple[ReplicaView, AdapterState]]) -> dict[str, Any]:
+def adapter_row(name: str, places: list[tuple[ReplicaView, AdapterState]]) -> dict[str, Any]:
     """One adapter over all replicas; `status` is the best of them: READY somewhere is routable."""
+    if not places:
+        nowhere = {"status": "absent", "routable": False, "digest": "", "rank": 0, "size_bytes": 0}
+        return {"adapter": name, **nowhere, "replicas": [], "places": []}
     order = list(AdapterStatus)
     best = min((state for _, state in places), key=lambda state: order.index(state.status))
     rows = [{"replica": view.replica, **asdict(state)} for view, state in places]

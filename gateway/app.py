@@ -1,8 +1,7 @@
 """Where the gateway's objects meet, start in order, and stop in order.
 
 Stopping: readiness falls at once and nothing new is taken (503); running streams get `drain_s`;
-then, or at a second signal, what still runs is ended with an error its client can read. The
-ledger is flushed last, so that no finished request goes unbilled.
+then, or at a second signal, what still runs is ended with an error its client can read.
 """
 
 from __future__ import annotations
@@ -16,11 +15,13 @@ from typing import Any, Final
 from aiohttp import web
 
 from gateway.admin import AdminServices, add_admin_routes
+from gateway.auth import Door
 from gateway.config import GatewayConfig, ReplicaEntry
-from gateway.core.dispatcher import ReplicaState
+from gateway.console.page import add_console_routes
 from gateway.deciding import dispatcher_of
 from gateway.engines.openai import OpenAIServer
 from gateway.forward import Forwarder, Timeouts
+from gateway.gauges import add_gauges
 from gateway.handlers import Handlers
 from gateway.idempotency import Idempotency
 from gateway.ledger import Ledger
@@ -33,7 +34,9 @@ from gateway.pump import Pump
 from gateway.quota import Quota
 from gateway.registry import Registry
 from gateway.schedule import Schedule
+from gateway.sharing import Sharing
 from gateway.store.redis import Store
+from gateway.throttle import Throttle
 from gateway.upstream import Upstream
 from gateway.watch import Watch
 from shared import tasks
@@ -53,9 +56,11 @@ class Gateway:
             config.store.url, prefix=config.store.prefix, timeout_s=config.store.timeout_s
         )
         self.registry = Registry(self.store)
-        self.quota = Quota(self.store, config.quota)
+        self.quota = Quota(self.store, config.quota, refused=self.metrics.over_quota)
         self.ledger = Ledger(self.store, config.store.spool)
         self._upstreams = upstreams(config)
+        self._throttle = Throttle(config.listen.failed_keys_per_min)
+        self._door = Door(self.registry, self._throttle, config.listen.client_ip_header)
         self._placer = Placer(self._upstreams, token=config.fleet.token)
         self.pump = Pump(
             dispatcher_of(config),
@@ -66,6 +71,7 @@ class Gateway:
         self._handlers = Handlers(
             config=config,
             registry=self.registry,
+            door=self._door,
             quota=self.quota,
             ledger=self.ledger,
             pump=self.pump,
@@ -80,8 +86,9 @@ class Gateway:
             metrics=self.metrics,
         )
         self._listeners = self._make_listeners()
+        self._sharing = Sharing(self.store, self.pump.dispatcher)
         self._watches: list[asyncio.Task[None]] = []
-        self._gauges()
+        add_gauges(self.metrics, pump=self.pump, quota=self.quota, ledger=self.ledger)
 
     @property
     def url(self) -> str:
@@ -107,6 +114,7 @@ class Gateway:
             self.pump.replica_added(ReplicaId(entry.id))
             watch = self._watch(entry)
             self._watches.append(tasks.spawn(watch.run(), name=f"watch {entry.id}"))
+        self._watches.append(tasks.spawn(self._sharing.run(), name="shares"))
         for listener in self._listeners:
             await listener.start()
 
@@ -127,7 +135,7 @@ class Gateway:
 
     async def drain(self, hurry: asyncio.Event) -> None:
         """Let what runs finish within `drain_s`, or until `hurry`; end the rest with an error."""
-        drained = tasks.spawn(self._handlers.drained(), name="drain")
+        drained = tasks.spawn(self._handlers.running.drained(), name="drain")
         hurried = tasks.spawn(_wait(hurry), name="hurry")
         await asyncio.wait(
             {drained, hurried},
@@ -135,7 +143,7 @@ class Gateway:
             return_when=asyncio.FIRST_COMPLETED,
         )
         if not drained.done():
-            self._handlers.end_all()
+            self._handlers.running.end_all()
             await asyncio.wait({drained}, timeout=_END_S)
         await tasks.stop(drained, hurried)
 
@@ -164,6 +172,7 @@ class Gateway:
                 limits=listen,
                 shared=self._shared,
                 serve=self._handlers.serve,
+                short=self._handlers.short.begin,
                 stall_s=config.forward.idle_timeout_s,
             )
         ]
@@ -179,10 +188,13 @@ class Gateway:
             ledger=self.ledger,
             dispatcher=self.pump.dispatcher,
             changed=self.pump.wake,
+            upstreams=self._upstreams,
+            throttle=self._throttle,
         )
         add_admin_routes(admin_app, services, config.admin.key)
+        add_console_routes(admin_app, enabled=bool(config.admin.key))
         self._handlers.add_routes(app)
-        Models(self.registry, self.pump.dispatcher).add_routes(app)
+        Models(self.registry, self.pump.dispatcher, self._door).add_routes(app)
         probes = Probes(
             registry=self.registry,
             store=self.store,
@@ -190,32 +202,12 @@ class Gateway:
             ledger=self.ledger,
             pump=self.pump,
             metrics=self.metrics,
-            draining=lambda: self._handlers.draining,
+            draining=lambda: self._handlers.running.draining,
         )
         probes.add_routes(app, one_of_many=self._shared)
         if admin_app is not app:
             probes.add_routes(admin_app)
         return listeners
-
-    def _gauges(self) -> None:
-        dispatcher, clock = self.pump.dispatcher, self.pump.clock
-
-        def up() -> float:
-            return sum(one.state is ReplicaState.UP for one in dispatcher.view(clock()))
-
-        gauges: list[tuple[str, str, Callable[[], float]]] = [
-            ("in_flight", "Requests at replicas.", lambda: dispatcher.in_flight),
-            ("queued", "Requests that wait for a replica.", lambda: dispatcher.queued),
-            ("replicas_up", "Replicas that report and take requests.", up),
-            ("store_degraded", "1: quotas are decided locally.", lambda: self.quota.degraded),
-            (
-                "ledger_backlog_bytes",
-                "Ledger records not yet in the store.",
-                lambda: self.ledger.backlog_bytes,
-            ),
-        ]
-        for name, text, read in gauges:
-            self.metrics.watch(name, text, read)
 
 
 async def run(
@@ -283,7 +275,7 @@ def _settle_memory() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
+    gc.set_threshold(100_000, 20, 20)
 
 
 async def _wait(event: asyncio.Event) -> None:

@@ -24,6 +24,10 @@ class ListenConfig(Settings):
     """A request's head, once begun, must be complete in this time; else 408."""
     body_timeout_s: float = Field(60, gt=0)
     """A request's body must be complete this long after its head; else 408."""
+    failed_keys_per_min: int = Field(30, ge=1)
+    """Wrong API keys an address may send; after that all it sends gets 429 for a while."""
+    client_ip_header: str = ""
+    """Header in which a trusted proxy names the client, as `x-forwarded-for`; empty: none."""
     keepalive_s: float = Field(75, gt=0)
     """A connection without a request is closed after this time; keep it above your proxy's."""
 
@@ -70,6 +74,10 @@ class ReplicaEntry(Settings):
 class QuotaConfig(Settings):
     local_share: float = Field(1.0, gt=0, le=1)
     """Share of each limit this gateway grants by itself while the store is away: 1 / gateways."""
+    lease_s: float = Field(30.0, ge=1)
+    """A killed gateway's running requests leave their tenant's concurrency after this time."""
+    shadow: bool = False
+    """true: limits are decided, counted in metrics and told in headers, and refuse nothing."""
 
 
 class FleetConfig(Settings):
@@ -178,6 +186,9 @@ class ForwardConfig(Settings):
     """After SIGTERM running streams get this long."""
     default_max_tokens: int = Field(256, ge=1)
     """Output tokens reserved for a request that names no limit."""
+    share_prefixes: bool = False
+    """Let tenants share cached prompts of a model. It saves work where many send the same system
+    prompt, and each can tell from `cached_tokens` what others have sent."""
 
 
 class HealthConfig(Settings):

@@ -1,83 +1,31 @@
 """One HTTP/1.1 connection to a replica, and the at most one exchange that runs on it.
 
 What is needed of a client is small: write one request, hand each read of the reply to a `Sink`
-inside the transport's own callback, and wake one coroutine once, at the end.
+inside the transport's own callback, and call back once, at the end.
 
-Law of an exchange: the sink sees `head` once, then `body` zero or more times; then `run` returns
-(the reply is whole, or the sink has all it needs) or raises exactly one `UpstreamError`.
-Cancelling `run` closes the connection, so the replica learns of it at once.
+Law of an exchange: the sink sees `head` once, then `body` zero or more times; then `ended` is
+called once, with None (the reply is whole, or the sink has all it needs) or one `UpstreamError`.
+By then the connection is free, or closed. `drop` closes it without that call, so the replica
+learns of it at once.
 
-The raw lane: a read that is exactly one HTTP chunk, which is how engines write a token, is offered
-to the sink as it is. When the sink takes it, nothing is parsed: the parser stands between two
-chunks, so to it such a chunk may as well not have come. Any other read is parsed.
+The raw lane: between two chunks a read is offered to the sink as it is, because a chunk a token is
+how engines stream. When the sink takes it, nothing is parsed: to the parser, which stands between
+two chunks, such a chunk may as well not have come.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from typing import Final, Protocol, cast
 
 import httptools
 
-Headers = list[tuple[bytes, bytes]]
+from gateway.exchange import Ended, Headers, ReplyLost, ReplyTimeout, Sink, UpstreamError
 
-_SIZE_CHARS_MAX: Final = 10
 LOOK_S: Final = 0.02  # silence that has lasted too long is looked at once more after this
 LINGER_S: Final = 1.0  # a reply whose sink has enough may take this long to end, then is cut
-
-
-class UpstreamError(Exception):
-    """An exchange that gave no whole reply. `answered` says whether any byte of one came."""
-
-    answered = False
-
-
-class ConnectFailed(UpstreamError):
-    """No connection: refused, unreachable or too slow to open. The replica saw nothing."""
-
-
-class ReplyLost(UpstreamError):
-    """The connection ended, or what came was not HTTP, before the reply was whole."""
-
-
-class ReplyTimeout(UpstreamError):
-    """The replica kept the connection and said nothing for too long."""
-
-
-class ReplyUnfit(UpstreamError):
-    """Raised by a sink: HTTP, but not a reply that can be used."""
-
-
-class ReplyTooLong(UpstreamError):
-    """Raised by a sink: more than it will keep."""
-
-
-class Flow(Protocol):
-    """What a sink may ask of its connection."""
-
-    def pause(self) -> None:
-        """Read no more until `resume`: the sink's own client is slow."""
-
-    def resume(self) -> None: ...
-
-    def limit_silence(self, idle_s: float) -> None:
-        """From now on this much silence ends the exchange (a report stream names its own)."""
-
-
-class Sink(Protocol):
-    """Who receives a reply; called from the transport's callback, so it must not block."""
-
-    def head(self, status: int, headers: Headers, flow: Flow) -> None: ...
-
-    def body(self, data: bytes) -> bool:
-        """True: nothing that follows is wanted, the exchange may return."""
-        ...
-
-    def chunk(self, data: bytes, start: int) -> bool:
-        """A read that is a size, then from `start` on as many bytes, then two that end the chunk
-        if they are a line's end. False: give it as `body` instead.
-        """
-        return False
 
 
 class Pool(Protocol):
@@ -97,28 +45,44 @@ class Connection(asyncio.Protocol):
         self.closed = False
         self.used = False  # it has carried a reply before: it may have gone stale since
         self.last_at = 0.0  # loop time of the last read, or of becoming idle
+        self._lane: Callable[[bytes], bool] | None = None  # the sink's, between two chunks
         self._sink: Sink | None = None
-        self._done: asyncio.Future[None] | None = None
+        self._ended: Ended | None = None
+        self._busy = False
+        self._paused = False
         self._timer: asyncio.TimerHandle | None = None
         self._due_at = 0.0  # loop time at which the timer fires
         self._doubted_at = -1.0  # the last read when silence was found too long
 
     # One exchange -------------------------------------------------------------------------------
 
-    async def run(self, request: bytes, sink: Sink, first_byte_s: float, idle_s: float) -> None:
+    def start(
+        self, request: bytes, sink: Sink, first_byte_s: float, idle_s: float, ended: Ended
+    ) -> None:
         self._headers: Headers = []
-        self._head_due = self._whole = self._answered = self._until_close = self._paused = False
+        self._busy = True
+        self._head_due = self._whole = self._answered = self._until_close = False
         self._reusable = self._between = False
         self._idle_s = idle_s
-        self._sink, self._done = sink, self._loop.create_future()
+        self._sink, self._ended = sink, ended
         self.last_at = self._loop.time()
         self._limit(first_byte_s)
         self._transport.write(request)
+
+    async def run(self, request: bytes, sink: Sink, first_byte_s: float, idle_s: float) -> None:
+        """`start` and wait; raises the error. Cancelled, it drops the connection."""
+        done: asyncio.Future[None] = self._loop.create_future()
+        self.start(request, sink, first_byte_s, idle_s, partial(_resolve, done))
         try:
-            await self._done
-        except BaseException:
-            self.abort()
+            await done
+        except asyncio.CancelledError:
+            self.drop()
             raise
+
+    def drop(self) -> None:
+        """Nobody wants the reply any more."""
+        self._ended = None
+        self.abort()
 
     def pause(self) -> None:
         if not self._paused and not self._transport.is_closing():
@@ -139,14 +103,17 @@ class Connection(asyncio.Protocol):
 
     def fail(self, error: UpstreamError) -> None:
         """End the running exchange with `error`; the connection is not used again."""
-        done, self._done, self._sink = self._done, None, None
-        if done is not None and not done.done():
+        ended, self._ended = self._ended, None
+        if self._busy:
             error.answered = self._answered
-            done.set_exception(error)
+            error.stale = self.used and not self._answered and isinstance(error, ReplyLost)
         self.abort()
+        if ended is not None:
+            ended(error)
 
     def abort(self) -> None:
-        self._sink = None
+        self._sink = self._lane = None
+        self._busy = False
         self._stop_timer()
         if not self.closed:
             self.closed = True
@@ -160,20 +127,15 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        if self._done is None:  # idle: a replica has nothing to say unasked
-            return self.abort()
         self.last_at = self._loop.time()
-        if self._between and self._sink is not None:
-            # Exactly one chunk, its size written plainly? The last chunk, of size 0, is none.
-            at = data.find(b"\r\n", 1, _SIZE_CHARS_MAX)
-            size = len(data) - at - 4
-            if at > 0 and size > 0 and data[:at] == b"%x" % size and self._sink.chunk(data, at + 2):
-                return
-        elif not self._answered:
+        if self._lane is not None and self._lane(data):
+            return
+        if not self._busy:  # idle: a replica has nothing to say unasked
+            return self.abort()
+        if not self._answered:
             self._answered = True
             self._limit(self._idle_s)
         try:
-            self._between = False
             self._parser.feed_data(data)
             # With part of the next size read, the last byte would not be a line's end.
             self._between = self._between and data.endswith(b"\n")
@@ -185,7 +147,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
-        if self._done is not None:
+        if self._busy:
             if self._until_close and exc is None:
                 self._finish(reusable=False)
             else:
@@ -207,11 +169,13 @@ class Connection(asyncio.Protocol):
             self._headers = []
             return
         self._head_due = True
-        names = {name for name, _ in self._headers}
-        self._until_close = names.isdisjoint((b"content-length", b"transfer-encoding"))
+        names = dict(self._headers)
+        self._until_close = b"content-length" not in names and b"transfer-encoding" not in names
+
+    def on_chunk_header(self) -> None:
+        self._between = False
 
     def on_body(self, data: bytes) -> None:
-        self._between = False
         self._parts.append(data)
 
     def on_chunk_complete(self) -> None:
@@ -239,20 +203,23 @@ class Connection(asyncio.Protocol):
             self._finish(reusable=self._reusable)
         elif enough:
             self._linger()
+        else:
+            lane = sink is not None and self._between and sink.takes_chunks
+            self._lane = sink.chunk if lane and sink is not None else None
 
     def _linger(self) -> None:
-        """Answer the waiter now; the reply's last bytes, due any moment, free the connection."""
-        assert self._done is not None
-        self._sink = None
+        """The exchange ends now; the reply's last bytes, due any moment, free the connection."""
+        ended, self._ended = self._ended, None
+        self._sink = self._lane = None
         self.resume()
         self._limit(LINGER_S)
-        if not self._done.done():
-            self._done.set_result(None)
+        if ended is not None:
+            ended(None)
 
     def _finish(self, *, reusable: bool) -> None:
-        done, self._done, self._sink = self._done, None, None
-        if done is not None and not done.done():
-            done.set_result(None)
+        ended, self._ended = self._ended, None
+        self._sink = self._lane = None
+        self._busy = False
         if reusable and not self.closed:
             self.resume()
             self.used = True
@@ -260,6 +227,8 @@ class Connection(asyncio.Protocol):
             self._pool.idle(self)
         else:
             self.abort()
+        if ended is not None:
+            ended(None)
 
     # Silence ------------------------------------------------------------------------------------
 
@@ -280,7 +249,7 @@ class Connection(asyncio.Protocol):
         """A limit that has passed is looked at once more: while this loop was held up nobody read,
         and what the replica said meanwhile comes in right after this timer."""
         self._timer = None
-        if self._done is None:  # idle
+        if not self._busy:
             return
         left_s = self.last_at + self._limit_s - self._loop.time()
         if self._paused:  # the silence is ours; the sink bounds how long
@@ -298,3 +267,12 @@ class Connection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _resolve(done: asyncio.Future[None], error: UpstreamError | None) -> None:
+    if done.done():
+        return
+    if error is None:
+        done.set_result(None)
+    else:
+        done.set_exception(error)

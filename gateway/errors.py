@@ -73,6 +73,18 @@ class Unauthenticated(GatewayError):
         return {**super().headers(), "WWW-Authenticate": "Bearer"}
 
 
+class TooManyFailures(GatewayError):
+    """Wrong keys from one address: for a while none from there is looked at."""
+
+    status, type, code, reason = 429, RATE_LIMIT, "too_many_failed_keys", "failed_keys"
+
+    def __init__(self, wait_s: float) -> None:
+        super().__init__(
+            "Too many wrong keys came from your address; try again after the wait.",
+            retry_after_s=wait_s,
+        )
+
+
 class BadRequest(GatewayError):
     status, type, reason = 400, INVALID_REQUEST, "bad_request"
 
@@ -134,12 +146,12 @@ class QuotaExceeded(GatewayError):
 
 
 class InsufficientQuota(GatewayError):
-    """A limit that admits nothing, however long one waits."""
+    """A budget that is used up, or a limit that admits nothing: no retry helps soon."""
 
     status, type, code, reason = 429, "insufficient_quota", "insufficient_quota", "quota"
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message, should_retry=False)
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message, retry_after_s=retry_after_s, should_retry=False)
 
 
 class KeyReused(GatewayError):

@@ -6,7 +6,9 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from gateway.connection import (
+from gateway.core.dispatcher import Conduct
+from gateway.errors import GatewayError, ReplicaBusy, ReplicaLost, ReplicaTimeout
+from gateway.exchange import (
     ConnectFailed,
     Headers,
     ReplyLost,
@@ -15,8 +17,6 @@ from gateway.connection import (
     ReplyUnfit,
     UpstreamError,
 )
-from gateway.core.dispatcher import Conduct
-from gateway.errors import GatewayError, ReplicaBusy, ReplicaLost, ReplicaTimeout
 
 _log = logging.getLogger(__name__)
 

@@ -7,31 +7,28 @@ After the first event a failure is told inside the stream, and nothing is repeat
 How the replica behaved is told with the end of each attempt: a refused or broken connection makes
 it suspect at once, faults in a row eject it (gateway/core/health.py).
 
-`Tally` is filled in as the request goes, so that the bill is right however it ends.
+The parts of an attempt that need no waiting (`begin`, `ended`) are the short way's too
+(gateway/short_way.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
 
 import orjson
 
-from gateway.ask import Ask
 from gateway.config import ForwardConfig
-from gateway.connection import (
-    UpstreamError,
-)
-from gateway.core.cost import estimate_tokens
 from gateway.core.dispatcher import Conduct, Kind, Placement
 from gateway.core.retry_budget import RetryBudget
+from gateway.errand import Errand
 from gateway.errors import ReplicaLost
+from gateway.exchange import UpstreamError
 from gateway.failures import BUSY, AttemptFailed, busy, exchange_failed
-from gateway.ledger import Outcome
 from gateway.metrics import Metrics
 from gateway.pump import Lease, Refused
 from gateway.relay import Relay
@@ -39,10 +36,10 @@ from gateway.rename import renamed_whole
 from gateway.reply import Reply
 from gateway.upstream import Upstream
 from shared.clock import Clock, monotonic
-from shared.ids import ReplicaId, RequestId
-from shared.messages import Usage
+from shared.ids import ReplicaId
 from shared.wire import (
     ADAPTER_VERSION,
+    CACHE_SALT,
     FLEET_TOKEN,
     PLACEMENT,
     QUEUE_MS,
@@ -53,6 +50,11 @@ from shared.wire import (
 
 _log = logging.getLogger(__name__)
 
+FIRST_COMMENT_S: Final = 1.0
+"""A stream that has to wait, in the queue or for its adapter, says so after this."""
+
+_LOADS: Final = (Kind.SPILL, Kind.COLD)
+
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
@@ -60,40 +62,6 @@ class Timeouts:
 
     first_byte_s: float
     idle_s: float
-
-
-_NOTHING: Final = Usage()
-
-
-@dataclass(slots=True)
-class Tally:
-    """What one request came to."""
-
-    arrived_at: float
-    outcome: Outcome = "failed"
-    replica: ReplicaId | None = None
-    digest: str = ""
-    queue_s: float = 0.0
-    first_token_s: float | None = None
-    usage: Usage = _NOTHING
-    estimated: bool = False
-
-    def placed(self, placement: Placement) -> None:
-        self.replica, self.digest = placement.replica, placement.digest
-        self.queue_s = placement.queue_s
-
-    def count(self, relay: Relay, ask: Ask) -> None:
-        """By the replica's own count, else by the events that passed."""
-        if relay.first_at is not None:
-            self.first_token_s = relay.first_at - self.arrived_at
-        if relay.usage is not None:
-            self.usage = relay.usage
-        elif relay.data_events:
-            self.estimate(ask.input_tokens, relay.data_events)
-
-    def estimate(self, prompt_tokens: int, completion_tokens: int) -> None:
-        self.usage = Usage(prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)
-        self.estimated = True
 
 
 class Forwarder:
@@ -117,42 +85,81 @@ class Forwarder:
         self._metrics = metrics
         self._clock = clock
 
-    async def run(
-        self,
-        lease: Lease,
-        ask: Ask,
-        reply: Reply,
-        tally: Tally,
-        *,
-        path: str,
-        request_id: RequestId,
-        passed: bytes,
-    ) -> None:
-        """Answer the client, or raise a GatewayError that the caller tells it."""
-        self._budget.saw(self._clock())
+    async def run(self, errand: Errand, lease: Lease, failed: AttemptFailed | None = None) -> None:
+        """Answer the client, or raise a GatewayError that the caller tells it.
+
+        `failed`: how its first attempt has ended already."""
+        if failed is None:
+            self.saw()
         for left in reversed(range(self._config.attempts)):
-            placement = lease.placement
-            tally.placed(placement)
-            _announce(reply, placement)
-            upstream = self._upstreams[placement.replica]
-            request = self._request(upstream, path, ask.body, request_id, passed)
             try:
-                await self._attempt(upstream, request, lease, ask, reply, tally)
+                if failed is not None:
+                    raise failed
+                await self._attempt(errand, lease)
                 return
             except AttemptFailed as failure:
-                error, lease.conduct = failure.error, failure.conduct
+                error, errand.conduct, failed = failure.error, failure.conduct, None
+                replica = lease.placement.replica
                 _log.warning(
                     "replica did not answer",
-                    extra={"replica": placement.replica, "why": error.message, "left": left},
+                    extra={"replica": replica, "why": error.message, "left": left},
                 )
                 if not failure.elsewhere or not left or not self._may_retry():
                     raise error from None
                 try:
-                    await lease.retry(placement.replica, failure.conduct)
+                    await lease.retry(replica, failure.conduct)
                 except Refused:
                     raise error from None
-                lease.conduct = None
+                errand.conduct = None
                 self._metrics.retries.labels(error.reason).inc()
+
+    def saw(self) -> None:
+        """One more request, for the retry budget."""
+        self._budget.saw(self._clock())
+
+    def begin(
+        self, errand: Errand, placement: Placement, answered: Callable[[], None]
+    ) -> tuple[Upstream, bytes, Relay, Timeouts]:
+        """What an attempt at this replica takes. `answered` is called at the first event."""
+        errand.placed(placement)
+        _announce(errand.reply, placement)
+        if placement.kind in _LOADS:
+            errand.reply.wait_visibly(FIRST_COMMENT_S)
+        replica, ask = placement.replica, errand.ask
+        upstream = self._upstreams[replica]
+        relay = Relay(
+            errand.reply,
+            stream=ask.stream,
+            keep_usage=ask.keep_usage,
+            clock=self._clock,
+            asked=ask.model,
+            answered=answered,
+        )
+        head = (
+            f"POST {upstream.prefix}{errand.path} HTTP/1.1\r\nhost: {upstream.host}\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(ask.body)}\r\n"
+            f"{REQUEST_ID}: {errand.request}\r\n{self._token}"
+        )
+        if not self._config.share_prefixes:
+            head += f"{CACHE_SALT}: {errand.tenant.id}\r\n"
+        request = b"".join((head.encode(), errand.passed, b"\r\n", ask.body))
+        return upstream, request, relay, self._timeouts[replica]
+
+    def ended(self, errand: Errand, relay: Relay, failure: UpstreamError | None) -> None:
+        """The exchange is over: the client has its answer, or AttemptFailed is raised."""
+        errand.reply.release()
+        errand.count(relay)
+        if failure is not None and not relay.finished:
+            raise exchange_failed(failure, told=relay.first_at is not None) from failure
+        errand.conduct = (
+            _end_stream(relay, errand) if relay.live else self._end_whole(relay, errand)
+        )
+
+    def dropped(self, errand: Errand, relay: Relay) -> None:
+        """The client has left: what the replica did was done for it."""
+        errand.reply.release()
+        errand.estimate(errand.ask.input_tokens, 0)
+        errand.count(relay)
 
     def _may_retry(self) -> bool:
         granted = self._budget.take(self._clock())
@@ -160,83 +167,37 @@ class Forwarder:
             self._metrics.retries_denied.inc()
         return granted
 
-    async def _attempt(
-        self,
-        upstream: Upstream,
-        request: bytes,
-        lease: Lease,
-        ask: Ask,
-        reply: Reply,
-        tally: Tally,
-    ) -> None:
-        relay = Relay(
-            reply,
-            stream=ask.stream,
-            keep_usage=ask.keep_usage,
-            clock=self._clock,
-            asked=ask.model,
-            answered=lease.answered,
-        )
-        timeouts = self._timeouts[lease.placement.replica]
+    async def _attempt(self, errand: Errand, lease: Lease) -> None:
+        upstream, request, relay, limits = self.begin(errand, lease.placement, lease.answered)
+        failure = None
         try:
             await upstream.exchange(
-                request,
-                relay,
-                first_byte_s=timeouts.first_byte_s,
-                idle_s=timeouts.idle_s,
+                request, relay, first_byte_s=limits.first_byte_s, idle_s=limits.idle_s
             )
-        except UpstreamError as failure:
-            if not relay.finished:
-                raise exchange_failed(failure, told=relay.first_at is not None) from failure
-        except asyncio.CancelledError:  # the client left: what the replica did was done for it
-            tally.estimate(ask.input_tokens, 0)
+        except UpstreamError as error:
+            failure = error
+        except asyncio.CancelledError:
+            self.dropped(errand, relay)
             raise
-        finally:
-            reply.release()
-            tally.count(relay, ask)
-        if relay.live:
-            lease.conduct = _end_stream(relay, reply, tally)
-        else:
-            lease.conduct = self._end_whole(relay, ask, reply, tally)
+        self.ended(errand, relay, failure)
 
-    def _end_whole(self, relay: Relay, ask: Ask, reply: Reply, tally: Tally) -> Conduct:
-        body = relay.content
+    def _end_whole(self, relay: Relay, errand: Errand) -> Conduct:
+        body, ask = relay.content, errand.ask
         payload = _object(body)
         if relay.status in BUSY:
             conduct = Conduct.BUSY if relay.status in (429, 503) else Conduct.FAULTY
             raise AttemptFailed(busy(relay.headers), conduct, elsewhere=True)
         if relay.status >= 300 or relay.status < 200:
-            return _refuse(relay, body, payload, reply, tally)
+            return _refuse(relay, body, payload, errand)
         if payload is None:
             lost = ReplicaLost("The replica's reply was not a JSON object.")
             raise AttemptFailed(lost, Conduct.FAULTY, elsewhere=True)
-        tally.outcome = "ok"
-        tally.first_token_s = self._clock() - tally.arrived_at
-        usage = decode_usage(payload.get("usage"))
-        if usage is not None:
-            tally.usage = usage
-        else:
-            tally.estimate(ask.input_tokens, estimate_tokens(len(body)))
+        errand.outcome = "ok"
+        errand.count_whole(decode_usage(payload.get("usage")), len(body), self._clock())
         if payload.get("model", ask.model) != ask.model:
             body = renamed_whole(body, ask.model)
-        reply.whole(relay.status, relay.headers, body)
+        errand.reply.whole(relay.status, relay.headers, body)
         return Conduct.WELL
-
-    def _request(
-        self,
-        upstream: Upstream,
-        path: str,
-        body: bytes,
-        request_id: RequestId,
-        passed: bytes,
-    ) -> bytes:
-        """`passed`: the client's own headers, such as may be (gateway/passing.py)."""
-        head = (
-            f"POST {upstream.prefix}{path} HTTP/1.1\r\nhost: {upstream.host}\r\n"
-            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
-            f"{REQUEST_ID}: {request_id}\r\n{self._token}"
-        )
-        return b"".join((head.encode(), passed, b"\r\n", body))
 
 
 def _announce(reply: Reply, placement: Placement) -> None:
@@ -251,20 +212,18 @@ def _place_lines(replica: ReplicaId, kind: Kind, digest: str) -> str:
     return f"{REPLICA}: {replica}\r\n{PLACEMENT}: {kind}\r\n{version}"
 
 
-def _end_stream(relay: Relay, reply: Reply, tally: Tally) -> Conduct | None:
+def _end_stream(relay: Relay, errand: Errand) -> Conduct | None:
     if relay.finished:
-        tally.outcome = "ok"
+        errand.outcome = "ok"
         return Conduct.WELL
     if not relay.told_error():
         error = ReplicaLost("The replica ended its stream before it was complete.")
         raise AttemptFailed(error, Conduct.FAULTY, elsewhere=relay.first_at is None)
-    reply.end()  # the error has passed already; close without [DONE]
+    errand.reply.end()  # the error has passed already; close without [DONE]
     return None  # whose fault it was is not told
 
 
-def _refuse(
-    relay: Relay, body: bytes, payload: dict[str, Any] | None, reply: Reply, tally: Tally
-) -> Conduct:
+def _refuse(relay: Relay, body: bytes, payload: dict[str, Any] | None, errand: Errand) -> Conduct:
     """The replica refused the request: its own words if they are an OpenAI error, else ours."""
     ours_to_fix = relay.status in (401, 403) or relay.status < 400
     faulty = ours_to_fix or relay.status >= 500
@@ -275,7 +234,8 @@ def _refuse(
             elsewhere=False,
         )
     if relay.status < 500:
-        tally.outcome = "refused"
+        errand.outcome = "refused"
+    reply = errand.reply
     if reply.begun:
         reply.end(b"data: " + orjson.dumps(payload) + b"\n\n")
     else:

@@ -16,31 +16,13 @@ aiohttp's, which is strict.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, NamedTuple, Protocol, cast
+from functools import partial
+from typing import Any, Final, Protocol, cast
 
 from gateway.config import ListenConfig
-from gateway.passing import passed_on
+from gateway.plain import Head, Plain, plain_head
 from gateway.reply import Reply
-
-_PATHS: Final = {
-    b"POST /v1/chat/completions HTTP/1.1": "/v1/chat/completions",
-    b"POST /v1/completions HTTP/1.1": "/v1/completions",
-}
-_NAME: Final = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
-_VALUE: Final = rb"[!-~](?:[\t -~]*[!-~])?|"
-_FIELD: Final = re.compile(rb"(?m:^)(%b):[ \t]*(%b)[ \t]*\r\n" % (_NAME, _VALUE))
-_LENGTH: Final = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([0-9]{1,9})\r\n")
-_JUDGED: Final = frozenset(
-    (
-        *(b"content-length", b"transfer-encoding", b"content-encoding"),
-        *(b"expect", b"upgrade", b"te", b"trailer"),
-    )
-)
-
-_REMEMBERED_MAX: Final = 1024
-_remembered: dict[bytes, Head] = {}  # in this process only: keys are among them
 
 _BODY_BYTES_MAX: Final = 1 << 20  # a longer body is gathered by aiohttp, which holds the peer back
 _GATHER_S: Final = 0.5  # for the rest of a body, then aiohttp waits for it
@@ -66,70 +48,16 @@ class Call(Protocol):
         ...
 
 
+class Begun(Protocol):
+    def cancel(self) -> Any: ...
+
+
 Serve = Callable[[Call, Reply], Coroutine[Any, Any, None]]
 
 
-class Head(NamedTuple):
-    """A plain head, but for the length of the body."""
-
-    path: str
-    fields: dict[str, str]  # by name in lower case
-    passed: bytes
-
-
-class Plain:
-    """A plain request, whole."""
-
-    __slots__ = ("_body", "header", "passed", "path")
-
-    def __init__(self, head: Head, body: bytes) -> None:
-        self.path, fields, self.passed = head
-        self.header = fields.get
-        self._body = body
-
-    async def read(self) -> bytes:
-        return self._body
-
-
-def plain_head(head: bytes) -> tuple[Head, int] | None:
-    """The head that ends before the empty line, its last line's end included, and the length of
-    the body; None: not plain.
-
-    But for that length a client's heads are mostly the same, so the last ones are remembered.
-    """
-    length = _LENGTH.search(head)
-    if length is None:
-        return None
-    rest = head[: length.start() + 2] + head[length.end() :]
-    found = _remembered.get(rest)
-    if found is None:
-        found = _read(rest)
-        if found is None:
-            return None
-        if len(_remembered) >= _REMEMBERED_MAX:
-            _remembered.clear()
-        _remembered[rest] = found
-    return found, int(length[1])
-
-
-def _read(head: bytes) -> Head | None:
-    """Without its `Content-Length`; with another one it is not plain."""
-    line, _, text = head.partition(b"\r\n")
-    path = _PATHS.get(line)
-    raw = _FIELD.findall(text)
-    fields = {name.lower(): value for name, value in raw}
-    if (
-        path is None
-        or len(raw) != text.count(b"\n")  # a line is no field
-        or len(fields) != len(raw)  # a name is given twice
-        or not fields.keys().isdisjoint(_JUDGED)
-        or b"host" not in fields
-        or fields.get(b"connection", b"keep-alive").lower() != b"keep-alive"
-    ):
-        return None
-    return Head(
-        path, {name.decode(): value.decode() for name, value in fields.items()}, passed_on(raw)
-    )
+Short = Callable[[Plain, Reply, Callable[[], None], Callable[[], Begun]], Begun | None]
+"""Begins a completion that can do without a task, and calls back when the reply is out, or to
+begin it otherwise; None: it cannot (gateway/short_way.py)."""
 
 
 class Front(asyncio.Protocol):
@@ -138,6 +66,7 @@ class Front(asyncio.Protocol):
     def __init__(
         self,
         serve: Serve,
+        short: Short,
         otherwise: Callable[[], asyncio.Protocol],
         *,
         limits: ListenConfig,
@@ -145,6 +74,7 @@ class Front(asyncio.Protocol):
         open_ones: set[Front],
     ) -> None:
         self._serve = serve
+        self._short = short
         self._otherwise = otherwise
         self._limits = limits
         self._stall_s = stall_s
@@ -153,13 +83,14 @@ class Front(asyncio.Protocol):
         self.transport: asyncio.Transport
         self.writing_paused = False
         self._drained: asyncio.Future[None] | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._begun: Begun | None = None
         self._reply: Reply | None = None  # that is under way
         self._buffer = bytearray()  # what has come and is not answered yet
         self._head: Head | None = None  # of a request whose body is not whole
         self._body = slice(0, 0)  # where its body is in the buffer, once it has come
         self._idle_since = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
+        self._gathering: asyncio.TimerHandle | None = None  # while a body is not whole
 
     # asyncio.Protocol ---------------------------------------------------------------------------
 
@@ -170,10 +101,10 @@ class Front(asyncio.Protocol):
         self._timer = self._loop.call_later(self._limits.keepalive_s, self._look)
 
     def data_received(self, data: bytes) -> None:
-        if self._task is None and not self._buffer:
+        if self._begun is None and not self._buffer:
             return self._take(data)
         self._buffer += data
-        if self._task is None:
+        if self._begun is None:
             self._take_buffer()
         elif len(self._buffer) > _AHEAD_BYTES_MAX:
             self.transport.pause_reading()
@@ -186,8 +117,8 @@ class Front(asyncio.Protocol):
         self._forget()
         if self._drained is not None and not self._drained.done():
             self._drained.set_exception(ConnectionResetError("the client has left"))
-        if self._task is not None:  # that is how everything behind learns of it
-            self._task.cancel()
+        if self._begun is not None:  # that is how everything behind learns of it
+            self._begun.cancel()
 
     def pause_writing(self) -> None:
         self.writing_paused = True
@@ -222,7 +153,7 @@ class Front(asyncio.Protocol):
         self._head, self._body = head, slice(at, at + length)
         self._take_buffer()
         if self._head is not None:
-            self._loop.call_later(_GATHER_S, self._late, self._head)
+            self._gathering = self._loop.call_later(_GATHER_S, self._hand_over)
 
     def _take_buffer(self) -> None:
         head, its = self._head, self._body
@@ -234,26 +165,39 @@ class Front(asyncio.Protocol):
             body = bytes(self._buffer[its])
             del self._buffer[: its.stop]
             self._head = None
+            if self._gathering is not None:  # it could not tell the next request from its own
+                self._gathering.cancel()
             self._begin(head, body)
 
     def _begin(self, head: Head, body: bytes) -> None:
         reply = self._reply = Reply(self, chunked=True, keep_alive=True, stall_s=self._stall_s)
-        # Not `spawn`: the reference is here, and `serve` tells of every crash itself.
-        self._task = self._loop.create_task(self._run(Plain(head, body), reply))
+        call = Plain(head, body)
+        otherwise = partial(self._serve_slowly, call, reply)
+        self._begun = self._short(call, reply, self._over, otherwise) or otherwise()
 
-    async def _run(self, call: Call, reply: Reply) -> None:
-        try:
-            await self._serve(call, reply)
-        finally:
-            self._task = self._reply = None
-            self._idle_since = self._loop.time()
-            if not reply.reusable:
-                self.transport.close()
-        if self._buffer and not self.transport.is_closing():
+    def _serve_slowly(self, call: Plain, reply: Reply) -> asyncio.Task[None]:
+        # Not `spawn`: the reference is here, and `serve` tells of every crash itself.
+        self._begun = task = self._loop.create_task(self._serve(call, reply))
+        task.add_done_callback(self._served)
+        return task
+
+    def _served(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            task.exception()  # only that the client has left, which we know
+        self._over()
+
+    def _over(self) -> None:
+        """The reply is out."""
+        reply, self._begun, self._reply = self._reply, None, None
+        self._idle_since = self._loop.time()
+        if reply is not None and not reply.reusable:
+            self.transport.close()
+        elif self._buffer and not self.transport.is_closing():
             self.transport.resume_reading()
             self._take_buffer()
 
-    def _hand_over(self, data: bytes) -> None:
+    def _hand_over(self, data: bytes | None = None) -> None:
+        data = bytes(self._buffer) if data is None else data
         self._forget()
         self._head = None  # a timer of an earlier request may still look for it
         other = self._otherwise()
@@ -263,14 +207,10 @@ class Front(asyncio.Protocol):
 
     # Time ---------------------------------------------------------------------------------------
 
-    def _late(self, head: Head) -> None:
-        if self._head is head:
-            self._hand_over(bytes(self._buffer))
-
     def _look(self) -> None:
         """Close a connection on which nothing has come for long; armed once, re-armed lazily."""
         left_s = self._idle_since + self._limits.keepalive_s - self._loop.time()
-        if self._task is not None or self._head is not None:
+        if self._begun is not None or self._head is not None:
             left_s = self._limits.keepalive_s
         if left_s > 0:
             self._timer = self._loop.call_later(left_s, self._look)
@@ -279,6 +219,6 @@ class Front(asyncio.Protocol):
 
     def _forget(self) -> None:
         self._open_ones.discard(self)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        for timer in (self._timer, self._gathering):
+            if timer is not None:
+                timer.cancel()

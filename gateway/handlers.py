@@ -3,13 +3,16 @@
 Order of a completion: key (401) -> body (413, 400) -> model (404) -> quota (429) -> fair queue
 (429, 503) -> replica. Nothing is written before the status is sure; a stream that then has to
 wait is begun early with comments, and what fails later is told inside it. Whatever was taken is
-settled in one `finally`, also when the client leaves.
+settled in one `finally`, also when the client leaves. The last bytes of a reply go out when its
+record is on disk. A request that has to wait for none of this goes a shorter way through the same
+steps (gateway/short_way.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Coroutine
 from functools import partial
 from secrets import token_hex
 from typing import Any, Final
@@ -17,48 +20,49 @@ from typing import Any, Final
 from aiohttp import web
 
 from gateway import ask as asks
-from gateway.ask import Ask
-from gateway.auth import authenticate, header_of
+from gateway.auth import Door, header_of
 from gateway.body import read_body
 from gateway.config import GatewayConfig, ListenConfig
-from gateway.core.dispatcher import Arrival, RejectReason
+from gateway.errand import Errand, Settlement
 from gateway.errors import (
     GatewayError,
     InsufficientQuota,
     Internal,
     KeyReused,
-    ModelNotFound,
     NoReplica,
-    QueueFull,
     QuotaExceeded,
     ShuttingDown,
-    WaitExpired,
 )
-from gateway.forward import Forwarder, Tally
+from gateway.failures import AttemptFailed
+from gateway.forward import FIRST_COMMENT_S, Forwarder
+from gateway.framework import Written, reply_to
 from gateway.front import Call
 from gateway.idempotency import HEADER as IDEMPOTENCY_KEY
 from gateway.idempotency import Claim, Idempotency
-from gateway.ledger import Ledger, Record
+from gateway.ledger import Ledger
 from gateway.metrics import Metrics
-from gateway.names import Target, resolve
+from gateway.names import resolve
+from gateway.passage import Means
 from gateway.passing import passed_on
-from gateway.pump import Pump, Refused
+from gateway.pump import Lease, Pump, Refused
 from gateway.quota import Denied, Granted, Quota
+from gateway.refusals import RETRY_S, not_placed, over_quota
 from gateway.registry import Registry
 from gateway.rename import renamed
-from gateway.reply import Reply, Written
+from gateway.reply import Reply
+from gateway.running import Running
+from gateway.short_way import CLIENT_REQUEST_ID, ShortWay
 from gateway.tenants import Tenant
 from shared import logs
-from shared.clock import Clock, monotonic, wall
+from shared.clock import Clock, monotonic
 from shared.ids import RequestId
+from shared.messages import Usage
 from shared.wire import REQUEST_ID
 
 _log = logging.getLogger(__name__)
 
-_CLIENT_REQUEST_ID: Final = "x-client-request-id"  # into the log, so that both can be found there
 _IDEMPOTENCY_KEY: Final = IDEMPOTENCY_KEY.lower()
-_CLIENT_ID_MAX: Final = 512
-_RETRY_S: Final = 1.0  # for what usually passes in a moment
+_CLIENT_ID_MAX: Final = 512  # into the log, so that both names can be found there
 
 
 class Handlers:
@@ -67,6 +71,7 @@ class Handlers:
         *,
         config: GatewayConfig,
         registry: Registry,
+        door: Door,
         quota: Quota,
         ledger: Ledger,
         pump: Pump,
@@ -77,64 +82,67 @@ class Handlers:
     ) -> None:
         self._config = config
         self._registry = registry
+        self._door = door
         self._quota = quota
-        self._ledger = ledger
         self._pump = pump
         self._dispatcher = pump.dispatcher
         self._forwarder = forwarder
         self._idempotency = idempotency
         self._metrics = metrics
         self._clock = clock
+        self._settlement = Settlement(
+            quota=quota, prices=registry.price, ledger=ledger, metrics=metrics, clock=clock
+        )
         self._prefix = f"req_{token_hex(8)}"  # of this process, then a number
         self._count = 0
-        self._active: set[asyncio.Task[Any]] = set()
-        self._quiet = asyncio.Event()
-        self._ending = False
-        self.draining = False
+        self.running: Final = Running()
+        means = Means(
+            door=door,
+            quota=quota,
+            prices=registry.price,
+            pump=pump,
+            forwarder=forwarder,
+            settlement=self._settlement,
+            running=self.running,
+            keepalive_s=config.forward.keepalive_s,
+            named=self._named,
+            understood=self._understood,
+            gone_on=self._gone_on,
+            tell=self._tell,
+        )
+        self.short: Final = ShortWay(means)
 
     def add_routes(self, app: web.Application) -> None:
         app.router.add_post("/v1/chat/completions", self.completions)
         app.router.add_post("/v1/completions", self.completions)
 
-    # Drain --------------------------------------------------------------------------------------
-
-    async def drained(self) -> None:
-        """Take nothing new; return when nothing runs any more."""
-        self.draining = True
-        if self._active:
-            await self._quiet.wait()
-
-    def end_all(self) -> None:
-        """End what still runs, each with an error its client can read."""
-        self._ending = True
-        for task in self._active:
-            task.cancel()
-
     # Completions --------------------------------------------------------------------------------
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """One that aiohttp has read."""
-        reply = Reply.to(request, stall_s=self._config.forward.idle_timeout_s)
+        reply = reply_to(request, stall_s=self._config.forward.idle_timeout_s)
         await self.serve(_Request(request, self._config.listen), reply)
         return Written(keep_alive=reply.reusable)
 
     async def serve(self, call: Call, reply: Reply) -> None:
         """Answer, whatever happens; raises only when the client has left."""
-        self._count += 1
-        request_id = RequestId(f"{self._prefix}{self._count:016x}")
-        logs.request_id.set(request_id)
-        reply.headers[REQUEST_ID] = request_id
-        if theirs := call.header(_CLIENT_REQUEST_ID):
-            _log.info("request named", extra={"client_request_id": theirs[:_CLIENT_ID_MAX]})
+        request = self._named()
+        reply.headers[REQUEST_ID] = request
+        await self._guarded(reply, request, self._complete(call, reply, request))
+
+    async def _guarded(
+        self, reply: Reply, request: RequestId, work: Coroutine[Any, Any, None]
+    ) -> None:
+        logs.request_id.set(request)
         task = asyncio.current_task()
         assert task is not None
-        self._active.add(task)
+        self.running.add(task)
         try:
-            await self._complete(call, reply, request_id)
+            await work
         except GatewayError as error:
             self._tell(reply, error)
         except asyncio.CancelledError:
-            if not self._ending:  # the client left
+            if not self.running.ending:  # the client left
                 raise
             task.uncancel()
             self._tell(reply, ShuttingDown())
@@ -144,125 +152,107 @@ class Handlers:
             _log.exception("request failed")
             self._tell(reply, Internal())
         finally:
+            reply.let_go()
             reply.close()
-            self._active.discard(task)
-            if self.draining and not self._active:
-                self._quiet.set()
+            self.running.remove(task)
 
-    async def _complete(self, call: Call, reply: Reply, request_id: RequestId) -> None:
-        if self.draining:
+    async def _complete(self, call: Call, reply: Reply, request: RequestId) -> None:
+        if self.running.draining:
             raise ShuttingDown()
-        arrived_at = self._clock()
-        tenant = authenticate(call.header, self._registry)
-        limits = self._config.forward
-        ask = asks.parse(await call.read(), default_max_tokens=limits.default_max_tokens)
-        target = self._resolve(tenant, ask.model)
-        if target.name != ask.model:
-            ask = ask._replace(body=renamed(ask.body, target.name))
-        tally = Tally(arrived_at)
-        granted: Granted | None = None
+        if theirs := call.header(CLIENT_REQUEST_ID):
+            _log.info("request named", extra={"client_request_id": theirs[:_CLIENT_ID_MAX]})
+        tenant = self._door.admit(call.header, reply.peer)
+        errand = self._understood(tenant, call, await call.read(), reply, request)
+        target, stream = errand.target, errand.ask.stream
+        if target.name != errand.ask.model:
+            body = renamed(errand.ask.body, target.name)
+            errand.ask = errand.ask._replace(body=body)
         claim: Claim | None = None
         try:
             if (key := call.header(_IDEMPOTENCY_KEY)) is not None:
-                claim = await self._idempotency.claim(tenant.id, key, request_id)
-            granted = await self._admit(tenant, request_id, ask, reply)
-            if ask.stream:
-                reply.keep_awake(limits.keepalive_s)
-            arrival = Arrival(
-                request=request_id,
-                tenant=tenant.id,
-                weight=tenant.weight,
-                adapter=target.adapter,
-                input_tokens=ask.input_tokens,
-                output_tokens=ask.output_tokens,
-                streams=ask.stream,
-                base="" if target.adapter is not None else target.name,
+                claim = await self._idempotency.claim(tenant.id, key, request)
+            errand.granted = await self._admit(errand)
+            if stream:
+                reply.keep_awake(self._config.forward.keepalive_s)
+            waits = partial(reply.wait_visibly, FIRST_COMMENT_S)
+            await self._carry_out(
+                errand, self._pump.lease(errand.arrival, version=target.version, waits=waits)
             )
-            async with self._pump.lease(arrival, version=target.version) as lease:
-                try:
-                    await self._forwarder.run(
-                        lease,
-                        ask,
-                        reply,
-                        tally,
-                        path=call.path,
-                        request_id=request_id,
-                        passed=call.passed,
-                    )
-                finally:
-                    lease.settle(tally.usage.prompt_tokens, tally.usage.completion_tokens)
-        except Refused as refused:
-            tally.outcome = "refused"
-            raise _refusal(refused.why, ask.model) from None
         except (QuotaExceeded, InsufficientQuota, KeyReused):
-            tally.outcome = "refused"
-            raise
-        except asyncio.CancelledError:
-            if not reply.ended:
-                tally.outcome = "failed" if self._ending else "cut"
+            errand.outcome = "refused"
             raise
         finally:
-            if claim is not None and tally.outcome != "ok":
+            if claim is not None and errand.outcome != "ok":
                 claim.release()
-            self._settle(granted, tenant, target.name, request_id, tally)
+            self._settlement.now(errand)
 
-    def _resolve(self, tenant: Tenant, model: str) -> Target:
-        if not self._dispatcher.bases():
-            raise NoReplica("No replica has reported yet; retry soon.", retry_after_s=_RETRY_S)
-        return resolve(model, self._dispatcher, partial(self._registry.may_use, tenant))
+    async def _gone_on(self, errand: Errand, lease: Lease, error: Exception | None) -> None:
+        """With one that came the short way so far."""
+        await self._guarded(errand.reply, errand.request, self._rest(errand, lease, error))
 
-    async def _admit(
-        self, tenant: Tenant, request_id: RequestId, ask: Ask, reply: Reply
-    ) -> Granted:
-        answer = await self._quota.reserve(tenant, request_id, ask.input_tokens + ask.output_tokens)
-        reply.lines = answer.headers
-        if isinstance(answer, Denied):
-            if answer.never:
-                raise InsufficientQuota(f"Your limit of {answer.limit} per minute admits nothing.")
-            raise QuotaExceeded(
-                f"Rate limit reached for {answer.limit} per minute; retry after the wait.",
-                retry_after_s=answer.retry_after_s,
-            )
-        return answer
+    async def _rest(self, errand: Errand, lease: Lease, error: Exception | None) -> None:
+        try:
+            await self._carry_out(errand, lease, error)
+        finally:
+            self._settlement.now(errand)
 
-    def _settle(
-        self,
-        granted: Granted | None,
-        tenant: Tenant,
-        model: str,
-        request_id: RequestId,
-        tally: Tally,
+    async def _carry_out(
+        self, errand: Errand, lease: Lease, error: Exception | None = None
     ) -> None:
-        usage, total_s = tally.usage, self._clock() - tally.arrived_at
-        if granted is not None:
-            self._quota.settle(granted.reservation, usage.total_tokens)
-        self._metrics.ended(
-            tenant.id,
-            model,
-            tally.outcome,
-            usage=usage,
-            queue_s=tally.queue_s,
-            first_token_s=tally.first_token_s,
-            total_s=total_s,
+        """`error`: how its first attempt has ended already."""
+        try:
+            async with lease:
+                try:
+                    if not (error is None or isinstance(error, AttemptFailed)):
+                        raise error
+                    await self._forwarder.run(errand, lease, error)
+                finally:
+                    usage, lease.conduct = errand.usage, errand.conduct
+                    lease.settle(usage.prompt_tokens, usage.completion_tokens)
+        except Refused as refused:
+            errand.outcome = "refused"
+            raise not_placed(refused.why, errand.ask.model) from None
+        except asyncio.CancelledError:
+            if not errand.reply.ended:
+                errand.outcome = "failed" if self.running.ending else "cut"
+            raise
+
+    def _named(self) -> RequestId:
+        self._count += 1
+        return RequestId(f"{self._prefix}{self._count:016x}")
+
+    def _understood(
+        self, tenant: Tenant, call: Call, body: bytes, reply: Reply, request: RequestId
+    ) -> Errand:
+        """What is asked for, checked; its last bytes will wait for the bill."""
+        arrived_at = self._clock()
+        ask = asks.parse(body, default_max_tokens=self._config.forward.default_max_tokens)
+        if not self._dispatcher.bases():
+            raise NoReplica("No replica has reported yet; retry soon.", retry_after_s=RETRY_S)
+        target = resolve(
+            ask.model,
+            self._dispatcher,
+            partial(self._registry.may_use, tenant),
+            current=self._registry.current,
         )
-        self._ledger.record(
-            Record(
-                request=request_id,
-                tenant=tenant.id,
-                adapter=model,
-                digest=tally.digest,
-                replica=tally.replica or "",
-                prompt_tokens=usage.prompt_tokens,
-                cached_tokens=usage.cached_tokens,
-                completion_tokens=usage.completion_tokens,
-                queue_s=tally.queue_s,
-                first_token_s=tally.first_token_s or 0.0,
-                total_s=total_s,
-                outcome=tally.outcome,
-                estimated=tally.estimated,
-                at=wall(),
-            )
+        reply.held = True
+        return Errand(request, tenant, ask, target, reply, arrived_at, call.path, call.passed)
+
+    async def _admit(self, errand: Errand) -> Granted:
+        likely = Usage(errand.ask.input_tokens, errand.ask.output_tokens)
+        name = errand.target.name
+        answer = await self._quota.reserve(
+            errand.tenant,
+            errand.request,
+            likely.total_tokens,
+            output_tokens=likely.completion_tokens,
+            spend=self._registry.price(errand.tenant.id, name).of(likely),
+            model=name,
         )
+        errand.reply.lines = answer.headers
+        if isinstance(answer, Denied):
+            raise over_quota(answer)
+        return answer
 
     def _tell(self, reply: Reply, error: GatewayError) -> None:
         self._metrics.rejects.labels(error.reason).inc()
@@ -279,18 +269,3 @@ class _Request:
 
     async def read(self) -> bytes:
         return await read_body(self._request, self._limits)
-
-
-def _refusal(why: RejectReason, model: str) -> GatewayError:
-    match why:
-        case RejectReason.QUEUE_FULL:
-            return QueueFull(
-                "Too many of your requests are waiting; let some finish first.",
-                retry_after_s=_RETRY_S,
-            )
-        case RejectReason.UNKNOWN_MODEL:
-            return ModelNotFound(model)
-        case RejectReason.EXPIRED:
-            return WaitExpired("The request waited too long for a replica.", retry_after_s=_RETRY_S)
-        case RejectReason.NO_REPLICA:
-            return NoReplica("No replica can serve this model now.", retry_after_s=_RETRY_S)

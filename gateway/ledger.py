@@ -1,7 +1,8 @@
 """One record a finished request, entered in the store exactly once.
 
-`record` writes a line to a spool on disk, one write for a turn of the event loop: a gateway that is
-killed loses none but of the turn it is in, whose replies are hardly out of its hands. A task
+`record` and `spill` write lines to a spool on disk, one write for what a turn of the event loop has
+finished; the last bytes of a reply go out after that, so a gateway that is killed loses no record
+of a request whose client has seen the end. A task
 takes the lines in order and enters them in batches; one script appends a batch to a stream and adds
 to the sums of its hour, or does nothing if a request's id is known. So a batch whose fate is
 unknown is simply tried again, and so is what another gateway left behind when it was killed.
@@ -17,6 +18,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -26,7 +28,7 @@ import orjson
 from gateway.records import HOUR_S as HOUR_S
 from gateway.records import HOURS_MAX as HOURS_MAX
 from gateway.records import OUTCOMES as OUTCOMES
-from gateway.records import Entry, entry_of, hour_key, script_call
+from gateway.records import STREAM, Entry, boot_key, entry_of, hour_key, script_call
 from gateway.records import Outcome as Outcome
 from gateway.records import Record as Record
 from gateway.store.redis import Store, StoreAway
@@ -39,6 +41,7 @@ _log = logging.getLogger(__name__)
 DIMENSIONS: Final = ("tenant", "adapter", "version", "replica", "hour")
 """What usage can be split by; `version` is the head of the adapter's digest."""
 
+_NANO: Final = 10**9
 _COUNTS: Final = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "estimated")
 _BATCH: Final = 256
 _GATHER_S: Final = 0.2
@@ -110,14 +113,14 @@ class Ledger:
         self._spools = []
 
     def record(self, record: Record) -> None:
-        """It is on disk when this turn of the loop ends: one write for all that it finished."""
+        """It is on disk after the next `spill`, at the latest when this turn of the loop ends."""
         if not self._fresh:
-            asyncio.get_running_loop().call_soon(self._spill)
+            asyncio.get_running_loop().call_soon(self.spill)
         self._fresh.append(orjson.dumps(record))
         if len(self._fresh) >= _FRESH_MAX:
-            self._spill()
+            self.spill()
 
-    def _spill(self) -> None:
+    def spill(self) -> None:
         """What was just recorded goes to the spool, or to memory while the disk refuses."""
         lines, self._fresh = self._fresh, []
         if not lines:
@@ -136,17 +139,14 @@ class Ledger:
         """Sums over the hours that [start, end) touches, a row for each value of `by`, ordered.
 
         A row has the columns of `by`, then requests, prompt_tokens, cached_tokens,
-        completion_tokens, estimated, and one count for each outcome. Raises BadQuestion, StoreAway.
+        completion_tokens, estimated, one count for each outcome, and `spend`, in units of money.
+        Raises BadQuestion, StoreAway.
         """
         for name in by:
             if name not in DIMENSIONS:
                 raise BadQuestion("by", f"{name!r} is not one of {', '.join(DIMENSIONS)}")
         hours = self._hours(start, end)
-        try:
-            async with asyncio.timeout(_RETRY_S):  # so that a request just finished is in
-                await self._enter_all()
-        except (StoreAway, OSError):  # TimeoutError is one
-            pass  # then the answer lags, and says nothing false
+        await self._caught_up()
         sums: dict[tuple[str, ...], dict[str, int]] = {}
         for at in range(0, len(hours), _HOURS_A_READ):
             chunk = hours[at : at + _HOURS_A_READ]
@@ -157,6 +157,41 @@ class Ledger:
             {**dict(zip(by, key, strict=True)), **_row(counts)}
             for key, counts in sorted(sums.items())
         ]
+
+    async def records(
+        self, start: float, end: float, *, after: str = "", most: int = 1000
+    ) -> tuple[list[dict[str, Any]], str]:
+        """Records that finished in [start, end), of the next `most` after the id `after`, each with
+        its `id`; and the id to go on after, or "" when there are no more."""
+        if not after:
+            await self._caught_up()
+        entries = await self._store.entries(STREAM, after=after, most=most)
+        rows = []
+        for entry_id, fields in entries:
+            record = orjson.loads(fields["record"])
+            if start <= record["at"] < end:
+                record["spend"] = record.get("spend", 0) / _NANO
+                rows.append({"id": entry_id, **record})
+        return rows, entries[-1][0] if len(entries) == most else ""
+
+    async def trim(self, through: str) -> int:
+        """Forget records up to the id `through`, which are elsewhere now; how many. The sums of
+        their hours stay."""
+        return await self._store.trim(STREAM, through)
+
+    async def billed(self, replica: str, boot: str) -> dict[str, int]:
+        """Of one life of a replica: counted_requests, counted_tokens (completion tokens, as the
+        replica told), estimated_requests, estimated_tokens (as we counted when it could not)."""
+        await self._caught_up()
+        [found] = await self._store.hashes([boot_key(replica, boot)])
+        names = ("counted_requests", "counted_tokens", "estimated_requests", "estimated_tokens")
+        return {name: int(found.get(name, 0)) for name in names}
+
+    async def _caught_up(self) -> None:
+        """So that a request just finished is in; else the answer lags, and says nothing false."""
+        with suppress(StoreAway, OSError):  # TimeoutError is one
+            async with asyncio.timeout(_RETRY_S):
+                await self._enter_all()
 
     def _hours(self, start: float, end: float) -> list[int]:
         end = min(end, self._clock() + HOUR_S)  # hours that have not begun hold nothing
@@ -193,7 +228,7 @@ class Ledger:
             _log.error("ledger spool not synced", extra={"reason": str(error)})
 
     async def _enter_all(self) -> None:
-        self._spill()
+        self.spill()
         async with self._entering:
             while lines := [self._memory[n] for n in range(min(_BATCH, len(self._memory)))]:
                 await self._enter(lines)
@@ -243,5 +278,6 @@ def _add(
         counts[name] = counts.get(name, 0) + int(count)
 
 
-def _row(counts: dict[str, int]) -> dict[str, int]:
-    return {name: counts.get(name, 0) for name in (*_COUNTS, *OUTCOMES)}
+def _row(counts: dict[str, int]) -> dict[str, float]:
+    row: dict[str, float] = {name: counts.get(name, 0) for name in (*_COUNTS, *OUTCOMES)}
+    return row | {"spend": counts.get("spend", 0) / _NANO}

@@ -35,8 +35,8 @@ from gateway.errors import (
     NoSuchRoute,
     UnknownEncoding,
 )
-from gateway.front import Front, Serve
-from gateway.reply import REPLY, respond
+from gateway.framework import REPLY, respond
+from gateway.front import Front, Serve, Short
 from shared.wire import REQUEST_ID
 
 _log = logging.getLogger(__name__)
@@ -56,10 +56,11 @@ class Listener:
         limits: ListenConfig | None = None,
         shared: bool = False,
         serve: Serve | None = None,
+        short: Short | None = None,
         stall_s: float = 60.0,
     ) -> None:
         """`shared`: other processes listen on the same port, and the kernel spreads connections.
-        `serve`: who answers completions that need no framework (gateway/front.py)."""
+        `serve`, `short`: who answers completions that need no framework (gateway/front.py)."""
         # A client that leaves cancels its handler: that is how everything behind learns of it.
         self._runner = web.AppRunner(
             app, access_log=None, handler_cancellation=True, shutdown_timeout=_CLOSE_S
@@ -68,7 +69,7 @@ class Listener:
         self._port = port
         self._limits = limits or ListenConfig()
         self._shared = shared
-        self._serve = serve
+        self._serve, self._short = serve, short
         self._stall_s = stall_s
         self._fronts: set[Front] = set()
         self._server: asyncio.Server | None = None
@@ -83,15 +84,22 @@ class Listener:
         await self._runner.setup()
         manager = self._runner.server
         assert manager is not None
-        loop, limits, serve = asyncio.get_running_loop(), self._limits, self._serve
+        loop, limits = asyncio.get_running_loop(), self._limits
+        serve, short = self._serve, self._short
 
         def framework() -> asyncio.Protocol:
             return _Protocol(manager, loop, limits)
 
         def front() -> asyncio.Protocol:
             assert serve is not None
+            assert short is not None
             return Front(
-                serve, framework, limits=limits, stall_s=self._stall_s, open_ones=self._fronts
+                serve,
+                short,
+                framework,
+                limits=limits,
+                stall_s=self._stall_s,
+                open_ones=self._fronts,
             )
 
         self._server = await loop.create_server(

@@ -27,6 +27,7 @@ from shared.messages import Usage
 LABELS_MAX: Final = 100
 _OTHER: Final = "other"
 _WAITS_S: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+_GAPS_S: Final = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 3.0)
 _TOTALS_S: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
 
@@ -90,12 +91,16 @@ class Metrics:
         self._placed = dict.fromkeys(Kind, 0)
         self._queue = _Times("queue", "Wait for a replica.", _WAITS_S)
         self._first_token = _Times("first_token", "Arrival to first token.", _WAITS_S)
+        self._gap = _Times("token_gap", "Mean time between a reply's tokens.", _GAPS_S)
         self._total = _Times("request", "Arrival to the end of the reply.", _TOTALS_S)
         self.registry.register(self)
         self.rejects = self._counter("rejects", "Requests refused, by reason.", "reason")
         self.retries = self._counter("retries", "Requests sent on to another replica.", "reason")
         self.retries_denied = self._counter(
             "retries_denied", "Retries that the budget had no room for."
+        )
+        self._over_quota = self._counter(
+            "over_quota", "Requests over a limit; in shadow they went on.", "limit", "mode"
         )
         self._ejections = self._counter(
             "ejections", "Replicas taken out for misbehaving.", "replica", "reason"
@@ -104,6 +109,9 @@ class Metrics:
             "readmissions", "Replicas taken in again after an ejection.", "replica"
         )
         self.reports = self._counter("reports", "Replica reports, by result.", "replica", "result")
+
+    def over_quota(self, limit: str, shadow: bool) -> None:
+        self._over_quota.labels(limit, "shadow" if shadow else "enforced").inc()
 
     def watch(self, name: str, text: str, read: Callable[[], float]) -> None:
         """A gauge that is read when Prometheus asks."""
@@ -139,6 +147,8 @@ class Metrics:
         self._queue.observe(queue_s)
         if first_token_s is not None:
             self._first_token.observe(first_token_s)
+            if usage.completion_tokens > 1:
+                self._gap.observe((total_s - first_token_s) / (usage.completion_tokens - 1))
         self._total.observe(total_s)
 
     def exposition(self) -> tuple[bytes, str]:
@@ -160,7 +170,10 @@ class Metrics:
         for kind, count in self._placed.items():
             placements.add_metric([kind], count)
         yield from (requests, tokens, placements)
-        yield from (times.family() for times in (self._queue, self._first_token, self._total))
+        yield from (times.family() for times in self._times())
+
+    def _times(self) -> tuple[_Times, ...]:
+        return self._queue, self._first_token, self._gap, self._total
 
     def _of(self, tenant: str, adapter: str) -> _Series:
         key = (self._tenants.of(tenant), self._adapters.of(adapter))

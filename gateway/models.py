@@ -12,19 +12,20 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from gateway.auth import authenticate, header_of
+from gateway.auth import Door, header_of
 from gateway.core.dispatcher import Dispatcher
 from gateway.errors import GatewayError, ModelNotFound
+from gateway.framework import respond
 from gateway.registry import Registry
-from gateway.reply import respond
 from gateway.tenants import Tenant
 from shared.clock import wall
 from shared.wire import REQUEST_ID
 
 
 class Models:
-    def __init__(self, registry: Registry, dispatcher: Dispatcher) -> None:
+    def __init__(self, registry: Registry, dispatcher: Dispatcher, door: Door) -> None:
         self._registry = registry
+        self._door = door
         self._dispatcher = dispatcher
         self._created = int(wall())
 
@@ -46,7 +47,8 @@ class Models:
     ) -> web.StreamResponse:
         headers = {REQUEST_ID: f"req_{token_hex(16)}"}
         try:
-            body = orjson.dumps(answer(authenticate(header_of(request), self._registry)))
+            tenant = self._door.admit(header_of(request), lambda: request.remote or "")
+            body = orjson.dumps(answer(tenant))
         except GatewayError as error:
             return respond(error, headers)
         return web.Response(body=body, headers=headers, content_type="application/json")

@@ -32,8 +32,17 @@ class Target(NamedTuple):
     version: str = ""  # what the adapter's digest must begin with
 
 
-def resolve(model: str, dispatcher: Dispatcher, permitted: Callable[[str], bool]) -> Target:
-    """Raises BadRequest for what can be no name, ModelNotFound for what this tenant has not."""
+def resolve(
+    model: str,
+    dispatcher: Dispatcher,
+    permitted: Callable[[str], bool],
+    *,
+    current: Callable[[str], str] = lambda adapter: "",
+) -> Target:
+    """Raises BadRequest for what can be no name, ModelNotFound for what this tenant has not.
+
+    `current` says which version an adapter's plain name means; "": whichever a replica serves.
+    """
     plain = len(model) <= NAME_BYTES_MAX and model.isascii() and model.isprintable()
     if not plain or ".." in model:
         _check(model)
@@ -44,6 +53,8 @@ def resolve(model: str, dispatcher: Dispatcher, permitted: Callable[[str], bool]
         found = next(_aliases(model, dispatcher), None)
     if found is None or not permitted(found.name):
         raise ModelNotFound(model)
+    if found.adapter is not None and not found.version and (version := current(found.name)):
+        return found._replace(version=version)
     return found
 
 

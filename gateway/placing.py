@@ -14,8 +14,8 @@ from typing import Final
 
 import orjson
 
-from gateway.connection import Flow, Headers, Sink, UpstreamError
 from gateway.core.orders import Order
+from gateway.exchange import Flow, Headers, Sink, UpstreamError
 from gateway.upstream import Upstream
 from shared import tasks
 from shared.ids import ReplicaId

@@ -15,12 +15,12 @@ from aiohttp import web
 
 from gateway.core.dispatcher import ReplicaState
 from gateway.errors import GatewayError, NoSuchRoute, WrongMethod
+from gateway.framework import respond
 from gateway.ledger import Ledger
 from gateway.metrics import Metrics
 from gateway.pump import Pump
 from gateway.quota import Quota
 from gateway.registry import Registry
-from gateway.reply import respond
 from gateway.store.redis import Store
 from shared.wire import REQUEST_ID
 

@@ -34,6 +34,13 @@ _log = logging.getLogger(__name__)
 _TICK_S: Final = 0.001  # a timer is not finer than this; waking early would spin
 
 
+Waits = Callable[[], None]
+
+
+def _unheard() -> None:
+    """Nobody wants to know."""
+
+
 class Refused(Exception):
     """The dispatcher said no: at arrival (`Reject`) or from the queue (`Evict`)."""
 
@@ -45,8 +52,9 @@ class Refused(Exception):
 class Lease:
     """One request's place in the queue and then at a replica; `async with` gives it back."""
 
-    def __init__(self, pump: Pump, arrival: Arrival, version: str) -> None:
+    def __init__(self, pump: Pump, arrival: Arrival, version: str, waits: Waits) -> None:
         self._pump = pump
+        self._waits = waits
         self._arrival = arrival
         self._version = version
         self._placement: Placement | None = None
@@ -66,7 +74,11 @@ class Lease:
         self._used = (input_tokens, output_tokens)
 
     async def __aenter__(self) -> Self:
-        self._pump.arrive(self, self._arrival)
+        self._pump.remember(self._arrival.request, self)
+        if self._placement is None:
+            self._placement = self._pump.place(self._arrival)
+        if self._placement is None:
+            self._pump.arrive(self._arrival)
         if self._placement is None or self._version:
             await self._placed_well()
         return self
@@ -112,6 +124,7 @@ class Lease:
     async def _placed(self) -> None:
         if self._placement is None and self._refused is None:
             self._waiter = asyncio.get_running_loop().create_future()
+            self._waits()
             try:
                 await self._waiter
             except BaseException:  # the client left, or the gateway stops
@@ -151,9 +164,25 @@ class Pump:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
 
-    def lease(self, arrival: Arrival, *, version: str = "") -> Lease:
-        """`version`: how the digest of the adapter must begin where the request is placed."""
-        return Lease(self, arrival, version)
+    def lease(self, arrival: Arrival, *, version: str = "", waits: Waits = _unheard) -> Lease:
+        """`version`: how the digest of the adapter must begin where the request is placed.
+        `waits` is called when it has to wait."""
+        return Lease(self, arrival, version, waits)
+
+    def place(self, arrival: Arrival) -> Placement | None:
+        """A place at once, to be given back by `end`, or by the Lease that `held` makes of it.
+        None: nothing has happened, and it takes a Lease."""
+        dispatch = self.dispatcher.place(arrival, self.clock())
+        if dispatch is None:
+            return None
+        self._observe(dispatch)
+        return dispatch.placement
+
+    def held(self, arrival: Arrival, placement: Placement, version: str) -> Lease:
+        """Of what `place` gave; enter it."""
+        lease = Lease(self, arrival, version, _unheard)
+        lease.decided(Dispatch(arrival.request, placement))
+        return lease
 
     def replica_added(self, replica: ReplicaId) -> None:
         self.dispatcher.replica_added(replica, self.clock())
@@ -171,14 +200,12 @@ class Pump:
         self.dispatcher.replica_lost(replica, self.clock())
         self.wake()
 
-    def arrive(self, lease: Lease, arrival: Arrival) -> None:
-        self._leases[arrival.request] = lease
-        now = self.clock()
-        if (dispatch := self.dispatcher.place(arrival, now)) is not None:
-            self._observe(dispatch)
-            return lease.decided(dispatch)
-        self.dispatcher.arrive(arrival, now)
+    def arrive(self, arrival: Arrival) -> None:
+        self.dispatcher.arrive(arrival, self.clock())
         self.wake()
+
+    def remember(self, request: RequestId, lease: Lease) -> None:
+        self._leases[request] = lease
 
     def reroute(self, request: RequestId, failed: ReplicaId, conduct: Conduct | None) -> None:
         self.dispatcher.reroute(request, failed, self.clock(), conduct=conduct)

@@ -7,8 +7,8 @@ the request is its exchange's.
 
 Only whole events pass, otherwise untouched, except that the usage event a client did not ask for
 is left out, and that `model` is the name that was asked for. Events are looked into only where the
-text says that they tell usage. A chunk of whole events that needs neither passes in the frame it
-came in, unparsed (gateway/connection.py, the raw lane).
+text says that they tell usage. A chunk of one event that tells none passes in the frame it came in;
+where `model` has to be corrected it begins, up to there, as the one before did (`opening`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Final
 
 import orjson
 
-from gateway.connection import Flow, Headers, ReplyTooLong, ReplyUnfit
-from gateway.rename import correction, renamed_events
+from gateway.exchange import Flow, Headers, ReplyTooLong, ReplyUnfit, Sink
+from gateway.rename import correction, opening, renamed_events
 from gateway.reply import Reply
 from shared.clock import Clock
 from shared.framing import Events, event_at, event_data
@@ -33,7 +33,11 @@ WHOLE_MAX_BYTES: Final = 32 << 20
 _USAGE: Final = re.compile(rb'"usage"\s*:\s*\{')  # not `"usage":null`, which is in every chunk
 
 
-class Relay:
+_CHUNK_MAX: Final = 1 << 16
+_SIZES: Final[dict[int, bytes]] = {}  # by length of a whole chunk: its size line, if it is plain
+
+
+class Relay(Sink):
     """The sink of one exchange: events pass to the client, any other reply is kept whole."""
 
     def __init__(
@@ -57,6 +61,7 @@ class Relay:
         self._asked = asked
         self._answered = answered
         self._wrong = self._right = b""  # how the replica writes `model`, and how it should be
+        self._opening = self._reopening = b""  # the same, from the beginning of its last chunk
         self._events = Events()
         self._last = b""
         self._parts: list[bytes] = []
@@ -79,7 +84,7 @@ class Relay:
             kind = next((value for name, value in headers if name == b"content-type"), b"")
             if not kind.startswith(b"text/event-stream"):
                 raise ReplyUnfit(f"asked for a stream, got {kind.decode('latin1')!r}")
-            self.live = True
+            self.live = self.takes_chunks = True
 
     def body(self, data: bytes) -> bool:
         if not self.live:
@@ -108,26 +113,32 @@ class Relay:
         self._reply.events(blob, self.headers, self._flow, last=self.finished)
         return self.finished
 
-    def chunk(self, data: bytes, start: int) -> bool:
-        """The raw lane: whole events that nobody needs to look into, passed in their own frame."""
+    def chunk(self, data: bytes) -> bool:
+        """The raw lane: one whole event that nobody needs to look into, passed in its own frame."""
+        size_line = _SIZES.get(len(data)) or _size_line(len(data))
         if (
-            self.first_at is None
-            or self._events.rest
+            not data.startswith(size_line)
             or not data.endswith(b"\n\n\r\n")
             or (b'"usage"' in data and _USAGE.search(data))
             or data.endswith(b"[DONE]\n\n\r\n")
+            or data.count(b"\ndata:") != 1  # the size's line end is before it
+            or self.first_at is None
+            or self._events.rest
         ):
             return False
         passed = data
         if self._wrong:
-            if data.count(self._wrong) != 1:
-                return False
-            named = data[start:].replace(self._wrong, self._right)
-            passed = b"%x\r\n%b" % (len(named) - 2, named)
+            start = len(size_line)
+            if not data.startswith(self._opening, start) or not self._opening:
+                self._opening, self._reopening = opening(data[start:], self._asked)
+            if self._opening:
+                rest = data[start + len(self._opening) : -2]
+                size = len(self._reopening) + len(rest)
+                passed = b"%x\r\n%b%b\r\n" % (size, self._reopening, rest)
         if not self._reply.chunk(passed, self._flow):
             return False
         self._last = data
-        self.data_events += data.count(b"\ndata:")  # the size's line end is before the first
+        self.data_events += 1
         return True
 
     @property
@@ -143,8 +154,9 @@ class Relay:
 
     def _renamed(self, blob: bytes, events: int) -> bytes:
         """One `"model":"…"` an event is the event's own; else it must be looked for."""
-        if blob.count(self._wrong) == events:
-            return blob.replace(self._wrong, self._right)
+        pieces = blob.split(self._wrong)
+        if len(pieces) == events + 1:
+            return self._right.join(pieces)
         return renamed_events(blob, self._asked)
 
     def _meter(self, blob: bytes) -> bytes:
@@ -160,6 +172,16 @@ class Relay:
                     start = last
             found = _USAGE.search(blob, last)
         return b"".join((*kept, blob[start:])) if kept else blob
+
+
+def _size_line(length: int) -> bytes:
+    """Of a chunk that is so long as a whole, if its size is written without zeros before it."""
+    for digits in range(1, 5):
+        size = length - digits - 4
+        if size > 0 and len(line := b"%x\r\n" % size) == digits + 2 and length < _CHUNK_MAX:
+            _SIZES[length] = line
+            return line
+    return b"\n"  # no chunk begins so
 
 
 def _data_events(blob: bytes) -> int:

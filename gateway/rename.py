@@ -66,6 +66,19 @@ def correction(blob: bytes, name: str) -> tuple[bytes, bytes]:
     return b"", b""
 
 
+def opening(chunk: bytes, name: str) -> tuple[bytes, bytes]:
+    """Of one event in a chunk of its own: its text from the first byte to the end of `model`'s
+    value, and the same with `name` there. Two times nothing when it tells no model.
+
+    An event that begins with these bytes has its `model` there too, because what a JSON parser
+    has read by then is the same; so what follows is never looked at.
+    """
+    at = model_at(chunk)
+    if at is None:
+        return b"", b""
+    return chunk[: at[1]], chunk[: at[0]] + orjson.dumps(name)
+
+
 def renamed_events(blob: bytes, name: str) -> bytes:
     """`renamed` for each of several whole events."""
     return b"".join(renamed(event, name) for event in each_event(blob))

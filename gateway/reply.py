@@ -1,8 +1,10 @@
 """One reply to a client, written by hand on its transport.
 
-aiohttp parses the request and keeps the connection; the reply it never sees (`Written`), because
-its write costs more a chunk than all the rest (gateway/relay.py). So the head, the chunk framing
-and the end are made here: one `transport.write` a call.
+No framework sees it (gateway/framework.py), because its write costs more a chunk than all the rest
+(gateway/relay.py). So the head, the chunk framing and the end are made here: one `transport.write`
+a call.
+
+The last bytes of a reply that is `held` wait for `let_go`: the bill is on disk by then.
 
 Law: at most one head, and nothing after the end; a comment or an error of ours stands between
 whole events, never inside one; what waits for a slow reader is bounded by its transport's
@@ -12,17 +14,13 @@ high-water mark and one read, because the replica is held back and, past `stall_
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from email.utils import formatdate
 from functools import cache
 from http import HTTPStatus
 from typing import Final, Protocol
 
-from aiohttp import HttpVersion11, web
-from aiohttp.abc import AbstractStreamWriter
-
-from gateway.connection import Flow, Headers
 from gateway.errors import GatewayError
+from gateway.exchange import Flow, Headers
 from shared import tasks
 from shared.clock import wall
 
@@ -38,24 +36,6 @@ _PROBE_S: Final = 0.1  # at first: a reset is a round trip away
 _TICK_S: Final = 0.001
 
 
-class Written(web.StreamResponse):
-    """Tells aiohttp that the reply is on the wire; it only keeps or closes the connection."""
-
-    def __init__(self, *, keep_alive: bool) -> None:
-        super().__init__()
-        self._kept = keep_alive
-
-    @property
-    def keep_alive(self) -> bool:
-        return self._kept
-
-    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
-        return None
-
-    async def write_eof(self, data: bytes = b"") -> None:
-        return None
-
-
 class Client(Protocol):
     """The connection that a reply goes out on."""
 
@@ -67,22 +47,6 @@ class Client(Protocol):
 
     async def drain(self) -> None:
         """Until it is read; raises ConnectionError when the client has left."""
-
-
-class _Aiohttp:
-    """A connection that aiohttp reads."""
-
-    def __init__(self, transport: asyncio.Transport, request: web.Request) -> None:
-        self.transport = transport
-        self._protocol = request.protocol
-        self._writer = request.writer
-
-    @property
-    def writing_paused(self) -> bool:
-        return self._protocol.writing_paused
-
-    async def drain(self) -> None:
-        await self._writer.drain()
 
 
 class Reply:
@@ -108,34 +72,26 @@ class Reply:
         self.place = ""  # and where it was placed
         self.begun = False
         self.ended = False
+        self.held = False
+        """Its last bytes wait until `let_go`."""
+        self._last = b""
         self._probing = False
-
-    @classmethod
-    def to(cls, request: web.Request, *, stall_s: float) -> Reply:
-        """Of a request that aiohttp has read."""
-        if request.transport is None:
-            raise ConnectionResetError("the client has left")
-        request[REPLY] = reply = cls(
-            _Aiohttp(request.transport, request),
-            chunked=request.version >= HttpVersion11,
-            keep_alive=request.keep_alive,
-            stall_s=stall_s,
-        )
-        return reply
 
     def whole(self, status: int, headers: Headers, body: bytes) -> None:
         """A reply that is complete: one write, `Content-Length` kept."""
         length = b"content-length: %d\r\n" % len(body)
-        self.ended = True
-        self._write(self._head(status, headers, length) + body)
+        self._finish(self._head(status, headers, length) + body)
 
     def events(self, blob: bytes, headers: Headers, flow: Flow | None, *, last: bool) -> None:
         """Whole SSE events, as one chunk; with `last`, the end of the reply too."""
         head = b"" if self.begun else self._stream_head(headers)
-        chunk = b"%x\r\n%b\r\n" % (len(blob), blob) if self._chunked else blob
-        end = _LAST_CHUNK if last and self._chunked else b""
-        self.ended = last
-        self._write(b"".join((head, chunk, end)))
+        if self._chunked:
+            blob = b"%b%x\r\n%b\r\n%b" % (head, len(blob), blob, _LAST_CHUNK if last else b"")
+        else:
+            blob = head + blob
+        if last:
+            return self._finish(blob)
+        self._write(blob)
         if flow is not None and self._client.writing_paused:
             self._hold_back(flow)
 
@@ -143,7 +99,9 @@ class Reply:
         """A chunk of whole events as the replica framed it; False: give its `events` instead."""
         if not self._chunked or not self.begun:
             return False
-        self._write(data)
+        self._wrote_at = self._loop.time()
+        if not self._transport.is_closing():
+            self._transport.write(data)
         if flow is not None and self._client.writing_paused:
             self._hold_back(flow)
         return True
@@ -153,8 +111,7 @@ class Reply:
         if event:
             return self.events(event, [], None, last=True)
         head = b"" if self.begun else self._stream_head([])
-        self.ended = True
-        self._write(head + (_LAST_CHUNK if self._chunked else b""))
+        self._finish(head + (_LAST_CHUNK if self._chunked else b""))
 
     def refuse(self, error: GatewayError) -> None:
         """Tell it: as the whole reply, or inside the stream that has begun."""
@@ -163,6 +120,13 @@ class Reply:
             self.whole(error.status, _JSON, error.body())
         elif not self.ended:
             self.end(error.event())
+
+    def let_go(self) -> None:
+        """The last bytes may go out, now or when they come."""
+        self.held = False
+        if self._last:
+            self._write(self._last)
+            self._last = b""
 
     def keep_awake(self, every_s: float) -> None:
         """From now on a comment goes out whenever the stream was silent for so long.
@@ -173,8 +137,14 @@ class Reply:
         self._wrote_at = self._loop.time()
         self._timer = self._loop.call_later(every_s, self._tick)
 
+    def wait_visibly(self, first_s: float) -> None:
+        """It is clear now that a stream has to wait: the first comment goes out soon."""
+        if self._timer is not None and not self.begun and first_s < self._every_s:
+            self._timer.cancel()
+            self._timer = self._loop.call_later(first_s, self._tick_now)
+
     def close(self) -> None:
-        """Nothing more will be written."""
+        """Nothing more will be written, but for what is held."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -184,6 +154,11 @@ class Reply:
     def reusable(self) -> bool:
         """Another request may follow on the connection."""
         return self.keep_alive and self.ended
+
+    def peer(self) -> str:
+        """The address that the connection comes from."""
+        name = self._transport.get_extra_info("peername")
+        return str(name[0]) if isinstance(name, tuple) else ""
 
     def half_closed(self) -> bool:
         """The client sends no more; False: take it for gone. Whether it is, only a write tells,
@@ -239,6 +214,18 @@ class Reply:
         if not self._transport.is_closing():
             self._transport.write(data)
 
+    def _finish(self, last: bytes) -> None:
+        self.ended = True
+        if self.held:
+            self._last = last
+        else:
+            self._write(last)
+
+    def _tick_now(self) -> None:
+        if not self.begun:
+            self._wrote_at = -self._every_s
+        self._tick()
+
     def _tick(self) -> None:
         left_s = self._wrote_at + self._every_s - self._loop.time()
         if left_s <= _TICK_S:
@@ -265,19 +252,6 @@ class Reply:
         flow, self._flow = self._flow, None
         if flow is not None:
             flow.resume()
-
-
-REPLY: Final = web.RequestKey("reply", Reply)  # of a request that aiohttp has read
-
-
-def respond(error: GatewayError, headers: Mapping[str, str]) -> web.Response:
-    """An error as a whole reply, by way of aiohttp: refusals need no fast path."""
-    return web.Response(
-        status=error.status,
-        body=error.body(),
-        headers={**headers, **error.headers()},
-        content_type="application/json",
-    )
 
 
 @cache

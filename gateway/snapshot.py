@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import orjson
 
+from gateway.adapter_records import AdapterRecord, decoded_adapter
+from gateway.prices import Price
 from gateway.tenants import Key, Tenant, decoded
 from shared.ids import TenantId
 
@@ -21,44 +23,64 @@ _ROWS_A_TURN: Final = 500  # decoded before other tasks get the loop: about 3 ms
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    generation: int
-    tenants: dict[str, Tenant]
-    models: dict[str, frozenset[str]]  # by tenant: a list of thousands costs a request no search
-    keys: dict[str, tuple[Key, ...]]  # by tenant, oldest first
-    by_digest: dict[str, Tenant]
+    generation: int = -1
+    tenants: dict[str, Tenant] = field(default_factory=dict)
+    models: dict[str, frozenset[str]] = field(default_factory=dict)
+    """By tenant: a list of thousands costs a request no search."""
+    keys: dict[str, tuple[Key, ...]] = field(default_factory=dict)
+    """By tenant, oldest first."""
+    by_digest: dict[str, Tenant] = field(default_factory=dict)
+    expires: dict[str, float] = field(default_factory=dict)
+    """By a key's digest: when it ends, wall seconds; few have an end."""
+    adapters: dict[str, AdapterRecord] = field(default_factory=dict)
+    prices: dict[tuple[str, str], Price] = field(default_factory=dict)
+    price_versions: dict[tuple[str, str], int] = field(default_factory=dict)
 
 
 async def snapshot_of(
-    generation: int, tenants_raw: Mapping[str, str], keys_raw: Mapping[str, str]
+    generation: int,
+    tenants_raw: Mapping[str, str],
+    keys_raw: Mapping[str, str],
+    adapters_raw: Mapping[str, str],
+    prices_raw: Mapping[str, str],
 ) -> Snapshot:
     """A row that cannot be read is reported and left out: it must not hide the others."""
-    tenants: dict[str, Tenant] = {}
+    made = Snapshot(generation)
     keys: dict[str, list[Key]] = {}
-    by_digest: dict[str, Tenant] = {}
-    for turn, (tenant_id, text) in enumerate(tenants_raw.items(), 1):
+    async for tenant_id, text in _rows(tenants_raw):
         with _reported(tenant_id):
-            tenants[tenant_id] = decoded(tenant_id, text)
-        if turn % _ROWS_A_TURN == 0:
-            await asyncio.sleep(0)
-    for turn, (field, text) in enumerate(keys_raw.items(), 1):
-        with _reported(field):
-            owner, key_id = field.split("\n")
+            made.tenants[tenant_id] = tenant = decoded(tenant_id, text)
+            made.models[tenant_id] = frozenset(tenant.models)
+    async for name, text in _rows(keys_raw):
+        with _reported(name):
+            owner, key_id = name.split("\n")
             value = orjson.loads(text)
-            by_digest[value["digest"]] = tenants[owner]
-            key = Key(key_id, TenantId(owner), value["prefix"], value["created"])
+            made.by_digest[value["digest"]] = made.tenants[owner]
+            expires = value.get("expires")
+            if expires is not None:
+                made.expires[value["digest"]] = expires
+            key = Key(key_id, TenantId(owner), value["prefix"], value["created"], expires)
             keys.setdefault(owner, []).append(key)
+    async for name, text in _rows(adapters_raw):
+        with _reported(name):
+            made.adapters[name] = decoded_adapter(name, text)
+    async for name, text in _rows(prices_raw):
+        with _reported(name):
+            who, model = name.split("\n")
+            version, _, body = text.partition(" ")
+            made.prices[who, model] = Price(**orjson.loads(body))
+            made.price_versions[who, model] = int(version)
+    for owner, held in keys.items():
+        made.keys[owner] = tuple(sorted(held, key=lambda key: (key.created, key.id)))
+    return made
+
+
+async def _rows(raw: Mapping[str, str]) -> AsyncIterator[tuple[str, str]]:
+    """`items()`, letting others have the loop now and then."""
+    for turn, row in enumerate(raw.items(), 1):
+        yield row
         if turn % _ROWS_A_TURN == 0:
             await asyncio.sleep(0)
-    return Snapshot(
-        generation=generation,
-        tenants=tenants,
-        models={tenant.id: frozenset(tenant.models) for tenant in tenants.values()},
-        keys={
-            owner: tuple(sorted(held, key=lambda key: (key.created, key.id)))
-            for owner, held in keys.items()
-        },
-        by_digest=by_digest,
-    )
 
 
 @contextmanager

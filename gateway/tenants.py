@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 import orjson
@@ -18,6 +18,8 @@ from shared.ids import TenantId
 NAME_BYTES_MAX: Final = 256
 MODELS_MAX: Final = 4096
 LIMIT_MAX: Final = 10**12  # a Lua number is still exact to a millionth there
+SPEND_MAX: Final = 10**6  # of money; in nano-units a Lua number is still exact there
+ADAPTER_LIMITS_MAX: Final = 256
 WEIGHT_MAX: Final = 1e6
 SECRET_MIN: Final = 7
 SECRET_MAX: Final = 512
@@ -45,10 +47,23 @@ class Conflict(RegistryError):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Allowances of one minute, which are also the bursts. None: no limit; 0: nothing passes."""
+    """What is allowed, each by itself. None: no limit; 0: nothing passes.
+
+    Of a minute it is also the burst. Days and months are those of UTC.
+    """
 
     requests_per_min: int | None = None
-    tokens_per_min: int | None = None
+    tokens_per_min: int | None = None  # input and output together
+    input_tokens_per_min: int | None = None
+    output_tokens_per_min: int | None = None
+    concurrency: int | None = None  # requests that run or wait at once
+    tokens_per_day: int | None = None
+    tokens_per_month: int | None = None
+    spend_per_day: float | None = None  # money, in the unit of the price table
+    spend_per_month: float | None = None
+
+
+NO_LIMITS: Final = Limits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +71,9 @@ class Tenant:
     id: TenantId
     weight: float = 1.0  # share in the fair queue
     models: tuple[str, ...] = ("*",)  # exact names of adapters and of the base, or "*" for all
-    limits: Limits = Limits()
+    limits: Limits = NO_LIMITS
+    adapter_limits: Mapping[str, Limits] = field(default_factory=dict)  # beside `limits`, by name
+    shadow: bool = False  # limits are counted and told, and refuse nothing
     created: float = 0.0  # wall seconds
     version: int = 0  # of the store; grows with every change and never repeats
 
@@ -67,6 +84,7 @@ class Key:
     tenant: TenantId
     prefix: str  # of the secret: enough to recognise it, too little to use it
     created: float
+    expires: float | None = None  # wall seconds: after it the key is worthless
 
 
 def bucket_key(tenant_id: str) -> str:
@@ -74,14 +92,43 @@ def bucket_key(tenant_id: str) -> str:
     return f"quota:{tenant_id}"
 
 
-def changed_limits(old: Limits, change: Limits | Mapping[str, int | None] | None) -> Limits:
+def budget_key(tenant_id: str, window: str) -> str:
+    """Where it keeps what the tenant has used in a day or month, such as 2026-11-29 or 2026-11."""
+    return f"budget:{tenant_id}:{window}"
+
+
+def lease_key(tenant_id: str, model: str) -> str:
+    """Where it keeps the tenant's running requests, of one model or (empty) of all."""
+    return f"leases:{len(tenant_id)}:{tenant_id}:{model}"
+
+
+LimitsChange = Limits | Mapping[str, float | None]
+
+
+def changed_limits(old: Limits, change: LimitsChange | None, *, param: str = "limits") -> Limits:
     """A mapping changes the limits it names; None changes nothing."""
     if change is None or isinstance(change, Limits):
         return change or old
     for name in change:
         if name not in Limits.__slots__:
-            raise BadField(f"limits.{name}", f"unknown; there are {', '.join(Limits.__slots__)}")
-    return replace(old, **change)
+            raise BadField(f"{param}.{name}", f"unknown; there are {', '.join(Limits.__slots__)}")
+    return replace(old, **change)  # type: ignore[arg-type]  # `checked` looks at the values
+
+
+def changed_adapter_limits(
+    old: Mapping[str, Limits], change: Mapping[str, LimitsChange | None] | None
+) -> Mapping[str, Limits]:
+    """The adapters it names: null takes all limits of one away."""
+    if change is None:
+        return old
+    new = dict(old)
+    for name, limits in change.items():
+        if limits is None:
+            new.pop(name, None)
+        else:
+            param = f"adapter_limits.{name}"
+            new[name] = changed_limits(new.get(name, NO_LIMITS), limits, param=param)
+    return new
 
 
 def checked(tenant: Tenant) -> Tenant:
@@ -98,11 +145,27 @@ def checked(tenant: Tenant) -> Tenant:
         raise BadField("models", f"at most {MODELS_MAX} names")
     for model in tenant.models:
         checked_name("models", model)
-    for name, limit in asdict(tenant.limits).items():
-        whole = isinstance(limit, int) and not isinstance(limit, bool)
-        if limit is not None and not (whole and 0 <= limit <= LIMIT_MAX):
-            raise BadField(f"limits.{name}", f"must be null or a whole number up to {LIMIT_MAX}")
+    _check_limits("limits", tenant.limits)
+    if len(tenant.adapter_limits) > ADAPTER_LIMITS_MAX:
+        raise BadField("adapter_limits", f"at most {ADAPTER_LIMITS_MAX} adapters")
+    for model, limits in tenant.adapter_limits.items():
+        checked_name("adapter_limits", model)
+        _check_limits(f"adapter_limits.{model}", limits)
+    if not isinstance(tenant.shadow, bool):
+        raise BadField("shadow", "must be true or false")
     return tenant
+
+
+def _check_limits(param: str, limits: Limits) -> None:
+    for name, limit in asdict(limits).items():
+        if limit is None:
+            continue
+        money = name.startswith("spend")
+        most = SPEND_MAX if money else LIMIT_MAX
+        number = isinstance(limit, int | float if money else int) and not isinstance(limit, bool)
+        if not (number and 0 <= limit <= most):
+            what = "a number" if money else "a whole number"
+            raise BadField(f"{param}.{name}", f"must be null or {what} up to {most}")
 
 
 def checked_name(param: str, name: object) -> str:
@@ -143,6 +206,10 @@ def decoded(tenant_id: str, text: str) -> Tenant:
         weight=value["weight"],
         models=tuple(value["models"]),
         limits=Limits(**value["limits"]),
+        adapter_limits={
+            name: Limits(**limits) for name, limits in value.get("adapter_limits", {}).items()
+        },
+        shadow=value.get("shadow", False),
         created=value["created"],
         version=int(version),
     )

@@ -12,7 +12,8 @@ import ssl
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from gateway.connection import ConnectFailed, Connection, ReplyLost, Sink
+from gateway.connection import Connection
+from gateway.exchange import ConnectFailed, Ended, ReplyLost, Sink
 
 IDLE_MAX: Final = 256  # connections kept for reuse
 IDLE_S: Final = 30.0  # one idle for longer is not trusted: the peer may be about to close it
@@ -41,16 +42,27 @@ class Upstream:
         replica: the request goes out once more, on a fresh connection.
         """
         connection = self._reuse() or await self._connect()
-        stale = connection.used
         self._busy.add(connection)
         try:
             return await connection.run(request, sink, first_byte_s, idle_s)
         except ReplyLost as error:
-            if not stale or error.answered:
+            if not error.stale:
                 raise
         connection = await self._connect()
         self._busy.add(connection)
         await connection.run(request, sink, first_byte_s, idle_s)
+
+    def start(
+        self, request: bytes, sink: Sink, *, first_byte_s: float, idle_s: float, ended: Ended
+    ) -> Connection | None:
+        """`exchange` without a task, on a kept connection; None when there is none.
+
+        An error that is `stale` means: do it by `exchange`."""
+        connection = self._reuse()
+        if connection is not None:
+            self._busy.add(connection)
+            connection.start(request, sink, first_byte_s, idle_s, ended)
+        return connection
 
     def abandon(self, quiet_s: float, why: str) -> None:
         """The replica is taken for lost: end every exchange that has been silent this long.

@@ -12,7 +12,7 @@ import asyncio
 import logging
 from typing import Final
 
-from gateway.connection import (
+from gateway.exchange import (
     ConnectFailed,
     Flow,
     Headers,

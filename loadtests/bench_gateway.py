@@ -11,10 +11,6 @@ divided by the replies, or the events, that came through. Compare within one run
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
@@ -24,6 +20,7 @@ import typer
 import uvloop
 
 from loadtests.bench.load import Kind, requests, run
+from loadtests.bench.process import cpu_s, program, require_proc
 from loadtests.bench.server import KEY
 
 _SERVERS: Final = 4
@@ -41,8 +38,7 @@ def main(
     seconds: Annotated[float, typer.Option(help="Of each load on each proxy.")] = 3.0,
     out: Annotated[Path | None, typer.Option(help="Also write the figures there, as JSON.")] = None,
 ) -> None:
-    if not Path("/proc/self/task").exists():
-        raise SystemExit("this counts CPU as Linux keeps it (/proc); run it in a container")
+    require_proc()
     figures = uvloop.run(measure(seconds))
     print(f"{'CPU, µs':12}{'splice':>10}{'gateway':>10}{'ratio':>8}")
     for name, (_, _, unit) in _WORK.items():
@@ -79,34 +75,6 @@ async def _one(work: str, pid: int, url: str, seconds: float) -> dict[str, Any]:
     if count.failed or not many:
         raise SystemExit(f"{work}: {count.failed} failed, {many} {unit}: {count.seen}")
     return {"cpu_us": round(used_s / many * 1e6, 1), unit: many, "connections": connections}
-
-
-@contextlib.asynccontextmanager
-async def program(module: str, *words: str) -> AsyncIterator[tuple[int, list[str]]]:
-    """Its process id, and the addresses of its ready line."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", module, *words), stdout=asyncio.subprocess.PIPE
-    )
-    assert process.stdout is not None
-    try:
-        line = (await process.stdout.readline()).decode()
-        if " on " not in line:
-            raise SystemExit(f"{module} did not start: {line!r}")
-        yield process.pid, line.partition(" on ")[2].split()
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
-        await process.wait()
-
-
-def cpu_s(pid: int) -> float:
-    """What all threads of a process and of those it started have run."""
-    total_ns = 0
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        total_ns += int((task / "schedstat").read_text().split()[0])
-        for child in (task / "children").read_text().split():
-            total_ns += int(cpu_s(int(child)) * 1e9)
-    return total_ns / 1e9
 
 
 if __name__ == "__main__":

@@ -83,9 +83,10 @@ class SimReplica:
         self.slowness = 1.0  # its steps take so many times as long
         self._boot = str(boot)
         self._prices = prices
-        self._cache = AdapterCache(slots=prices.slots, host_max=prices.host_max)
+        pool = PagePool(pages=prices.pages, page_tokens=_PAGE_TOKENS)
+        self._cache = AdapterCache(slots=prices.slots, host_max=prices.host_max, pool=pool)
         self._scheduler = Scheduler(
-            pool=PagePool(pages=prices.pages, page_tokens=_PAGE_TOKENS),
+            pool=pool,
             cache=self._cache,
             max_running=prices.capacity,
             max_step_tokens=max(prices.step_tokens_max, prices.capacity),
@@ -197,7 +198,7 @@ class SimReplica:
 
     def _know(self, adapter: AdapterId) -> None:
         """The store has it; the cache is told when it first matters: there may be very many."""
-        self._cache.offer(adapter, DIGEST, 16, SIZE_BYTES)
+        self._cache.offer(adapter, DIGEST, 16, SIZE_BYTES, pages=0)  # slots are what is scarce here
 
     def _commit(self, step: Step, now: float) -> list[Ended]:
         ended = []

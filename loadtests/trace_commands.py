@@ -20,7 +20,12 @@ from loadtests.recipe import generate as generate_trace
 from loadtests.tide import Tide
 from loadtests.usage import JsonFlag, TraceFile, or_usage, show, write
 
-app = typer.Typer(no_args_is_help=True, help=__doc__, rich_markup_mode=None)
+app = typer.Typer(
+    no_args_is_help=True,
+    help=__doc__,
+    epilog="Example: loraplex trace generate --adapters 500 --rate 40 -o trace.jsonl",
+    rich_markup_mode=None,
+)
 
 Output = Annotated[Path | None, typer.Option("-o", help="File; standard output if none.")]
 Seed = Annotated[int, typer.Option(help="The same seed gives the same bytes.")]

@@ -7,6 +7,8 @@ SIGTERM or SIGINT drains, the second ends at once.
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import signal
 import sys
 from pathlib import Path
@@ -43,6 +45,17 @@ def main(
     ] = None,
     max_lora_rank: Annotated[int | None, typer.Option(help="Highest rank served.")] = None,
     max_cpu_loras: Annotated[int | None, typer.Option(help="Adapters in host memory.")] = None,
+    host_bytes: Annotated[int | None, typer.Option(help="Bytes of host memory for them.")] = None,
+    adapter_store: Annotated[
+        str | None, typer.Option(help="URL of an object store; --adapters is its disk cache.")
+    ] = None,
+    disk_cache_bytes: Annotated[int | None, typer.Option(help="Bytes of that cache.")] = None,
+    merged: Annotated[
+        str | None, typer.Option(help="Adapter to fold into the base; then only it is served.")
+    ] = None,
+    quantization: Annotated[
+        str | None, typer.Option(help="Linear weights of the base: none or fp8.")
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads; 0: all cores.")] = None,
     device: Annotated[str | None, typer.Option(help="Torch device: cpu, cuda:0, …")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
@@ -55,26 +68,10 @@ def main(
     ] = False,
 ) -> None:
     """Serve a base model and its LoRA adapters over OpenAI's HTTP."""
+    given = {k: v for k, v in locals().items() if v is not None and k in ReplicaConfig.model_fields}
     if example_config:
         sys.stdout.write(settings.example(ReplicaConfig))
         return
-    flags = {
-        "base": base,
-        "adapters": adapters,
-        "name": name,
-        "served_name": served_name,
-        "host": host,
-        "port": port,
-        "max_loras": max_loras,
-        "max_lora_rank": max_lora_rank,
-        "max_cpu_loras": max_cpu_loras,
-        "threads": threads,
-        "device": device,
-        "dtype": dtype,
-        "max_model_len": max_model_len,
-        "log_level": log_level,
-    }
-    given = {key: value for key, value in flags.items() if value is not None}
     try:
         replica = _make(config, given)
     except settings.BadSettings as error:
@@ -82,6 +79,9 @@ def main(
     except BadBase as error:
         _give_up(str(error), 1)
     uvloop.run(_serve(replica))
+    logging.shutdown()
+    # Nothing is left to do, but a thread may still wait for a store that does not answer.
+    os._exit(0)
 
 
 def _make(path: Path | None, flags: dict[str, Any]) -> Replica:

@@ -10,22 +10,27 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, assert_never
 
+from replica.canary import Canary
 from replica.core.adapter_cache import AdapterCache
 from replica.core.host_tier import Version
-from replica.engine.adapter_store import HostAdapter
-from replica.engine.runner import Runner
+from replica.engine.adapter_store import BadAdapter, HostAdapter
+from replica.engine.flight import StepRunner
 from replica.errors import BadAdapterRequest
 from replica.metrics import Metrics
+from replica.rates import Rates
 from replica.roster import Fact, Offered, Refused, Roster, Withdrawn
+from replica.source import Source
 from replica.tiers import Tiers
 from shared.clock import Clock
 from shared.ids import AdapterId
+from shared.messages import AdapterState, AdapterStatus
 
 _log = logging.getLogger(__name__)
 
+Trial = Future[Exception | None]
 _AHEAD: Final = "ahead "
 """Begins the name of who wants an adapter in a slot before anybody asks for it."""
 
@@ -40,32 +45,44 @@ class Adapters:
         base_name: str,
         slots: int,
         cache: AdapterCache,
-        runner: Runner,
-        read: Callable[[AdapterId], HostAdapter],
+        runner: StepRunner,
+        canary: Canary,
+        source: Source,
         readers: ThreadPoolExecutor,
+        downloads: ThreadPoolExecutor,
         post: Callable[[Callable[[], None]], None],
         changed: Callable[[], None],
         metrics: Metrics,
         clock: Clock,
     ) -> None:
-        """`read` takes a folder's name, may block and raises BadAdapter; it runs on `readers`."""
+        """`source` is read on `readers`, and on `downloads` what is not at hand."""
         self._slots = slots
         self._cache = cache
+        self._runner = runner
+        self._canary = canary
+        self._source = source
         self._warming: set[AdapterId] = set()
-        self._read_folder = read
         self._changed = changed
         self._clock = clock
         self._roster = Roster(base_name=base_name)
         self._retry_at: dict[AdapterId, float] = {}
+        self._trials: dict[Version, Trial] = {}
         self._tiers = Tiers(
             cache=cache,
             runner=runner,
+            canary=canary,
             keeper=self,
             post=post,
             readers=readers,
+            downloads=downloads,
             metrics=metrics,
             clock=clock,
         )
+
+    @property
+    def loading(self) -> bool:
+        """Whether an adapter is being copied to the device: `carry_out` sees when it is there."""
+        return self._tiers.loading
 
     def carry_out(self) -> None:
         """What the scheduler's wishes and returned slots have brought about since."""
@@ -95,10 +112,14 @@ class Adapters:
         *,
         in_place: bool,
         pinned: bool | None,
-    ) -> None:
-        """Serve what was read from `folder` as `name`. Raises BadAdapterRequest."""
+    ) -> Trial:
+        """Serve what was read from `folder` as `name`. Raises BadAdapterRequest.
+
+        The trial ends once it has been in a slot and its canary has lived, with None, or with what
+        was wrong; it may have to wait for a slot.
+        """
         self._roster.check_load(name, folder, in_place=in_place)
-        content = Offered(folder, host.digest, host.rank, host.size_bytes)
+        content = self._content(folder, host)
         self._tell_cache(self._roster.load(name, folder, content))
         if self._cache.refusal(name) is not None:  # it failed before; what was read now is whole
             self._tell_cache(self._roster.again(name))
@@ -110,6 +131,39 @@ class Adapters:
             except BadAdapterRequest:
                 self.unload(name)
                 raise
+        return self._try((name, host.digest))
+
+    def canary_of(self, state: AdapterState) -> str:
+        """`passed`, `failed`, or `pending` until it comes into a slot. From any thread."""
+        if state.status is AdapterStatus.FAILED:
+            return "failed" if state.reason.startswith("canary_") else "pending"
+        return "passed" if self._canary.has_passed(state.digest) else "pending"
+
+    @property
+    def rates(self) -> Rates:
+        return self._tiers.rates
+
+    def _try(self, version: Version) -> Trial:
+        trial: Trial = Future()
+        if self._canary.has_passed(version[1]):
+            trial.set_result(None)
+            return trial
+        earlier = self._trials.get(version)
+        if earlier is not None:
+            return earlier
+        self._trials[version] = trial
+        self._cache.want(version[0], _trial_name(version), self._clock())
+        self._settle()
+        if version in self._trials and self._cache.slot_of(version[0]) is not None:
+            self.tried(version, None)  # it was in a slot already, untried for want of pages
+        return trial
+
+    def _end_trials(self) -> None:
+        """Of versions that are no more: nobody will hear of them otherwise."""
+        for version in list(self._trials):
+            reason = self._cache.refusal(version[0])
+            if reason is not None or not self._cache.is_current(version):
+                self.tried(version, BadAdapter("withdrawn", reason or "it was replaced"))
 
     def unload(self, name: AdapterId) -> None:
         """Raises UnknownAdapter. Sequences that hold it finish on it; nobody else gets it."""
@@ -141,16 +195,30 @@ class Adapters:
     # --- for `Tiers`
 
     def read(self, adapter: AdapterId) -> HostAdapter:
-        return self._read_folder(self._roster.folder_of(adapter))
+        return self._source.read(self._roster.folder_of(adapter))
+
+    def at_hand(self, adapter: AdapterId) -> bool:
+        return self._source.at_hand(self._roster.folder_of(adapter))
+
+    def tried(self, version: Version, fault: Exception | None) -> None:
+        trial = self._trials.pop(version, None)
+        if trial is not None:
+            self._cache.release(_trial_name(version))
+            if trial.set_running_or_notify_cancel():
+                trial.set_result(fault)
 
     def replaced(self, adapter: AdapterId, host: HostAdapter) -> None:
-        content = Offered(adapter, host.digest, host.rank, host.size_bytes)
+        content = self._content(adapter, host)
         self._tell_cache(self._roster.replaced(adapter, content))
 
     def lost(self, adapter: AdapterId, *, passing: bool) -> None:
         if passing:
             self._retry_at[adapter] = self._clock() + RETRY_S
         self._changed()
+
+    def _content(self, adapter: AdapterId, host: HostAdapter) -> Offered:
+        pages = self._runner.pages_of(host)
+        return Offered(adapter, host.digest, host.rank, host.size_bytes, pages)
 
     def _arrived(self, name: AdapterId) -> bool:
         """In a slot, or it never will be."""
@@ -166,8 +234,8 @@ class Adapters:
     def _tell_cache(self, facts: list[Fact]) -> None:
         for fact in facts:
             match fact:
-                case Offered(name, digest, rank, size_bytes):
-                    self._cache.offer(name, digest, rank, size_bytes)
+                case Offered(name, digest, rank, size_bytes, pages):
+                    self._cache.offer(name, digest, rank, size_bytes, pages)
                 case Refused(name, reason):
                     _log.warning("adapter refused", extra={"adapter": name, "reason": reason})
                     self._cache.failed(name, reason)
@@ -177,5 +245,11 @@ class Adapters:
                     assert_never(fact)
 
     def _settle(self) -> None:
+        self._end_trials()
         self._tiers.carry_out()
         self._changed()
+
+
+def _trial_name(version: Version) -> str:
+    """The sequence that waits in the line of adapters, and never runs."""
+    return f"canary {version[0]} {version[1]}"

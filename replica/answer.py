@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
 from replica.core.sequence import Finish
+from replica.echo import Echo
 from replica.generation import Event, Generation
 from replica.logprobs import Scored
 from replica.replies import DONE, KEEP_ALIVE, Choice, Reply, fingerprint
@@ -25,6 +26,7 @@ class Piece:
     """What one event adds to a choice."""
 
     text: str = ""
+    echoed: Sequence[Scored] = ()  # the prompt's tokens, before its own
     scored: Sequence[Scored] = ()
     calls: Sequence[ToolCall] = ()
 
@@ -37,20 +39,36 @@ class GrowingChoice:
     seq_id: str
     text: GrowingText
     prompt_tokens: int  # 0 for all but the first choice of a prompt: it is billed once
-    echo: str = ""  # the prompt, where its text goes before the reply's
+    echo: Echo = field(default_factory=Echo)  # the prompt, where it goes before the reply
+    silent: bool = False  # nothing is wanted but the echo: what is drawn is dropped
     tools: ToolCalls | None = None
     completion_tokens: int = 0
+    cached_tokens: int = 0  # of its prompt's
     begun: bool = False
     finish_reason: str | None = None
     pieces: list[Piece] = field(default_factory=list)
 
     def take(self, event: Event) -> Piece:
         """What this event adds; sets `finish_reason` when it is the last."""
+        piece = self._drop() if self.silent else self._grow(event)
+        if self.tools is not None:
+            self._call(piece, self.tools)
+        if not self.begun:
+            piece.text = self.echo.text + piece.text
+            piece.echoed = self.echo.scored()
+        return piece
+
+    def _drop(self) -> Piece:
+        self.finish_reason = "length"
+        return Piece()
+
+    def _grow(self, event: Event) -> Piece:
         piece = Piece()
         if event.token is not None:
             self.completion_tokens += 1
+            self.cached_tokens += min(event.cached, self.prompt_tokens)
             if event.drawn is not None:
-                piece.scored = [Scored(event.drawn, len(self.echo) + self.text.length)]
+                piece.scored = [Scored(event.drawn, len(self.echo.text) + self.text.length)]
             if event.finish is not Finish.STOP:  # the end token itself is no text
                 piece.text = self.text.feed(event.token)
         if self.text.stopped:
@@ -58,10 +76,6 @@ class GrowingChoice:
         elif event.finish is not None:
             self.finish_reason = "stop" if event.finish is Finish.STOP else "length"
             piece.text += self.text.flush()
-        if self.tools is not None:
-            self._call(piece, self.tools)
-        if not self.begun:
-            piece.text = self.echo + piece.text
         return piece
 
     def _call(self, piece: Piece, tools: ToolCalls) -> None:
@@ -79,7 +93,7 @@ class GrowingChoice:
             index,
             "".join(piece.text for piece in self.pieces),
             self.finish_reason or "stop",
-            [scored for piece in self.pieces for scored in piece.scored],
+            [scored for piece in self.pieces for scored in (*piece.echoed, *piece.scored)],
             [call for piece in self.pieces for call in piece.calls],
         )
 
@@ -119,6 +133,7 @@ class Answer:
         return Usage(
             prompt_tokens=sum(choice.prompt_tokens for choice in choices),
             completion_tokens=sum(choice.completion_tokens for choice in choices),
+            cached_tokens=sum(choice.cached_tokens for choice in choices),
         )
 
     async def whole(self) -> bytes:
@@ -126,8 +141,9 @@ class Answer:
         while not self._ended():
             for event in await self._generation.next(self._keepalive_s):
                 choice, piece = self._take(event)
-                choice.begun = True
-                choice.pieces.append(piece)
+                if piece is not None:
+                    choice.begun = True
+                    choice.pieces.append(piece)
         choices = [each.finished(index) for index, each in enumerate(self._best())]
         return self._reply.whole(choices, self.usage)
 
@@ -162,11 +178,15 @@ class Answer:
     def _ended(self) -> bool:
         return all(choice.finish_reason is not None for choice in self._choices.values())
 
-    def _take(self, event: Event) -> tuple[GrowingChoice, Piece]:
+    def _take(self, event: Event) -> tuple[GrowingChoice, Piece | None]:
+        """What the event adds; None: nothing to send yet."""
         if self.digest is None:
             self.digest = event.digest
             self._reply.begin(fingerprint(self._base_name, event.digest))
         choice = self._choices[event.seq]
+        if event.prompt is not None:
+            choice.echo.take(event.prompt)
+            return choice, None
         if choice.finish_reason is not None:
             return choice, Piece()  # drawn before the engine heard of the stop string
         piece = choice.take(event)
@@ -176,12 +196,14 @@ class Answer:
 
     def _chunks(self, event: Event) -> bytes:
         choice, piece = self._take(event)
+        if piece is None:
+            return b""
         usage = self.usage if self._continuous_usage else None
         blob = b""
         if not choice.begun:
             choice.begun = True
             blob += self._reply.role(choice.index, usage)
-        blob += self._reply.text(choice.index, piece.text, usage, piece.scored)
+        blob += self._reply.text(choice.index, piece.text, usage, (*piece.echoed, *piece.scored))
         blob += self._reply.calls(choice.index, piece.calls, usage)
         if choice.finish_reason is not None:
             blob += self._reply.end(choice.index, choice.finish_reason, usage)

@@ -22,18 +22,24 @@ from replica.core.adapter_cache import AdapterCache
 from replica.core.pages import PagePool
 from replica.core.scheduler import Scheduler
 from replica.edge import edge
-from replica.engine.adapter_store import AdapterFolder
+from replica.engine.adapter_store import AdapterFolder, BadAdapter, HostAdapter
+from replica.engine.choice import read_for, runner_on
 from replica.engine.model_config import ModelConfig
-from replica.engine.runner import Runner
+from replica.engine.quantised import Quantization
+from replica.engine.sections import require_fit
 from replica.front import Front
 from replica.grammar import Grammars
 from replica.handlers import Handlers
 from replica.intake import Intake
 from replica.loop import Engine, EngineLoop
 from replica.metrics import Metrics
+from replica.origin import source_of
+from replica.source import CopiedFrom, Source
 from replica.text import Vocabulary
 from replica.watch import StoreWatch
 from shared.clock import monotonic
+from shared.ids import AdapterId
+from shared.messages import AdapterState, Tier
 from shared.settings import BadSettings
 from shared.tasks import spawn, stop
 
@@ -41,6 +47,8 @@ _log = logging.getLogger(__name__)
 
 _READERS: Final = 2
 """Threads that read adapters from disk."""
+_DOWNLOADS: Final = 4
+"""Threads that wait for adapters from an object store."""
 
 
 class Replica:
@@ -50,9 +58,17 @@ class Replica:
         _check(config, model)
         self.metrics = Metrics()
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="reader")
-        self._store = AdapterFolder(config.adapters, config.max_lora_rank, model, config.dtype)
-        self.engine = _engine(config, model, self._store, self._readers)
-        loop = EngineLoop(config=config, engine=self.engine, metrics=self.metrics, clock=monotonic)
+        self._source = source_of(config, model)
+        self._downloads = ThreadPoolExecutor(_DOWNLOADS, thread_name_prefix="download")
+        merged = _merged(config, model)
+        self.engine = _engine(config, model, self._source, self._readers, self._downloads, merged)
+        loop = EngineLoop(
+            config=config,
+            engine=self.engine,
+            metrics=self.metrics,
+            clock=monotonic,
+            merged=None if merged is None else _state(merged),
+        )
         self.front = Front(config=config, loop=loop)
         self.metrics.describe(lambda: self.front.report, lambda: set(self.front.waiting_adapters))
         self._vocabulary = Vocabulary(config.base)
@@ -64,15 +80,16 @@ class Replica:
     async def start(self) -> str:
         """Serve; returns the URL."""
         watch = StoreWatch(
-            scan=self._store.scan,
+            scan=self._source.scan,
             tell=self.front.scanned,
             readers=self._readers,
             every_s=self.config.rescan_s,
             clock=monotonic,
         )
         self.front.start()
-        await watch.refresh()
-        self._watching = spawn(watch.run(), name="watch adapters")
+        if not self.config.merged:
+            await watch.refresh()
+            self._watching = spawn(watch.run(), name="watch adapters")
         # A handler is cancelled when its client goes: that is what ends the client's sequences.
         self._server = web.AppRunner(
             self._web(watch), handler_cancellation=True, access_log=None, shutdown_timeout=5
@@ -97,7 +114,9 @@ class Replica:
             await stop(self._watching)
         if self._server is not None:
             await self._server.cleanup()
-        self._readers.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._readers, self._downloads):
+            pool.shutdown(wait=False, cancel_futures=True)
+        self._source.close()
 
     def _web(self, watch: StoreWatch) -> web.Application:
         app = web.Application(middlewares=[edge], client_max_size=self.config.body_max_bytes)
@@ -125,45 +144,94 @@ class Replica:
             config=self.config,
             front=self.front,
             watch=watch,
-            read=self._store.read,
+            source=self._source,
             readers=self._readers,
+            downloads=self._downloads,
             metrics=self.metrics,
         )
         app.add_routes([*handlers.routes(), *control.routes()])
         return app
 
 
+def _merged(config: ReplicaConfig, model: ModelConfig) -> HostAdapter | None:
+    """The adapter to fold into the base, in float32: what is rounded is the sum. No slot has to
+    hold it, so its rank may be any."""
+    if not config.merged:
+        return None
+    store = AdapterFolder(config.adapters, model.hidden_size, model, page_tokens=config.page_tokens)
+    try:
+        return store.read(AdapterId(config.merged))
+    except BadAdapter as bad:
+        raise BadSettings(f"merged: {config.merged}: {bad}") from bad
+
+
+def _state(merged: HostAdapter) -> AdapterState:
+    return AdapterState(
+        merged.adapter,
+        merged.digest,
+        Tier.GPU,
+        rank=merged.rank,
+        size_bytes=merged.size_bytes,
+        pinned=True,
+    )
+
+
 def _engine(
-    config: ReplicaConfig, model: ModelConfig, store: AdapterFolder, readers: ThreadPoolExecutor
+    config: ReplicaConfig,
+    model: ModelConfig,
+    source: Source,
+    readers: ThreadPoolExecutor,
+    downloads: ThreadPoolExecutor,
+    merged: HostAdapter | None,
 ) -> Engine:
     pool = PagePool(pages=config.pages, page_tokens=config.page_tokens)
-    cache = AdapterCache(slots=config.max_loras, host_max=config.max_cpu_loras)
+    longest = config.max_model_len or _longest(config, model)
+    cache = AdapterCache(
+        slots=config.max_loras,
+        host_max=config.max_cpu_loras,
+        host_bytes=config.host_bytes,
+        pool=pool,
+        pages_max=pool.pages - pool.pages_for(longest),
+    )
     scheduler = Scheduler(
         pool=pool,
         cache=cache,
         max_running=config.max_running,
         max_step_tokens=config.max_step_tokens,
         eos_ids=model.eos_token_ids,
-        max_model_len=config.max_model_len or model.max_position_embeddings,
+        max_model_len=longest,
     )
-    runner = Runner(
+    runner = runner_on(
+        config.device,
         base_dir=config.base,
-        device=config.device,
         dtype=config.dtype,
         slots=config.max_loras,
         max_rank=config.max_lora_rank,
         pages=config.pages,
         page_tokens=config.page_tokens,
+        max_running=config.max_running,
+        max_step_tokens=config.max_step_tokens,
+        max_model_len=longest,
         threads=config.threads or os.cpu_count() or 1,
+        merged=merged,
+        quantization=Quantization(config.quantization),
     )
     return Engine(
         scheduler=scheduler,
         cache=cache,
         pool=pool,
         runner=runner,
-        read=store.read,
+        source=CopiedFrom(source, read_for(config.device, source.read)),
         readers=readers,
+        downloads=downloads,
     )
+
+
+def _longest(config: ReplicaConfig, model: ModelConfig) -> int:
+    """Tokens of the longest sequence: the base's own limit, or half the pool, so that adapters have
+    the other half however long a sequence grows. A merged replica has no adapters in pages."""
+    pages = config.pages if config.merged else config.pages // 2
+    return min(model.max_position_embeddings, pages * config.page_tokens)
 
 
 def _check(config: ReplicaConfig, model: ModelConfig) -> None:
@@ -171,10 +239,16 @@ def _check(config: ReplicaConfig, model: ModelConfig) -> None:
     faults = []
     if not config.adapters.is_dir():
         faults.append(f"adapters: {config.adapters} is no directory; create it, it may be empty")
-    if config.max_cpu_loras < config.max_loras:
+    if config.max_cpu_loras is not None and config.max_cpu_loras < config.max_loras:
         faults.append("max_cpu_loras: must be at least max_loras, for slots are filled from there")
+    if config.merged == config.base_name:
+        faults.append("merged: the base has this name; give one of them another (served_name)")
     if config.max_step_tokens < config.max_running:
         faults.append("max_step_tokens: must be at least max_running, one token a sequence")
+    try:
+        require_fit(model, config.page_tokens, config.max_lora_rank)
+    except ValueError as fault:
+        faults.append(str(fault))
     if config.max_model_len is not None:
         limit = min(model.max_position_embeddings, config.pages * config.page_tokens)
         if config.max_model_len > limit:

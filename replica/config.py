@@ -27,13 +27,29 @@ class ReplicaConfig(Settings):
     """Slots: adapters that can be in one forward pass."""
     max_lora_rank: int = Field(64, ge=1)
     """An adapter of a higher rank is refused."""
-    max_cpu_loras: int = Field(32, ge=1)
-    """Adapters kept in host memory, a copy away from a slot."""
+    max_cpu_loras: int | None = Field(None, ge=1)
+    """Adapters kept in host memory, a copy away from a slot; null: as many as `host_bytes` hold."""
+    host_bytes: int | None = Field(4 << 30, ge=1)
+    """Bytes of host memory for adapters; null: no limit but `max_cpu_loras`."""
+
+    adapter_store: str = ""
+    """URL of an object store with one PEFT folder an adapter (s3://bucket/prefix, gs://, az://,
+    file:///); `adapters` is then its cache on the local disk. Empty: `adapters` is the store."""
+    adapter_store_options: dict[str, str] = Field(default_factory=dict)
+    """Options of the store's client (endpoint, region, …). Credentials are better left to the
+    environment (AWS_ACCESS_KEY_ID, …)."""
+    disk_cache_bytes: int = Field(20 << 30, ge=1)
+    """Bytes of local disk for adapters of the object store."""
+
+    merged: str = ""
+    """An adapter of the store to fold into the base: this replica then serves it, and only it."""
 
     device: str = "cpu"
     """Torch device the base runs on."""
     dtype: str = Field("float32", pattern="^(float32|bfloat16|float16)$")
     """Type of the base's weights and activations."""
+    quantization: str = Field("none", pattern="^(none|fp8)$")
+    """How the base's linear weights are kept: none is as `dtype`, fp8 a quarter of float32."""
     threads: int = Field(0, ge=0)
     """Threads of one forward pass on a CPU; 0 takes as many as there are cores."""
 
@@ -44,11 +60,12 @@ class ReplicaConfig(Settings):
     max_step_tokens: int = Field(512, ge=1)
     """Tokens of one forward pass; a longer prompt is computed in chunks."""
     max_model_len: int | None = Field(None, ge=2)
-    """Tokens of prompt and output together; null takes what base and pages allow."""
+    """Tokens of prompt and output together. Pages for one such sequence are never given to
+    adapters; null takes the base's own limit, or half the pages where that is less."""
     page_tokens: int = Field(16, ge=1)
-    """Tokens in one page of the key-value pool."""
-    pages: int = Field(512, ge=1)
-    """Pages of the key-value pool."""
+    """Tokens whose keys and values fill one page of the pool."""
+    pages: int = Field(512, ge=2)
+    """Pages of the pool, which sequences and adapters share."""
 
     choices_max: int = Field(32, ge=1)
     """Sequences one request may open (prompts times `n`)."""

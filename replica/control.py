@@ -8,7 +8,6 @@ slot and host memory are free unless a running sequence still holds them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -18,11 +17,12 @@ from pydantic import AfterValidator, Field
 
 from replica.config import ReplicaConfig
 from replica.edge import check_fleet, error_response, json_response, read_object
-from replica.engine.adapter_store import BadAdapter, HostAdapter
+from replica.engine.adapter_store import BadAdapter
 from replica.errors import BadAdapterRequest, EngineFailed, UnknownAdapter, UnknownModel
 from replica.front import Front
 from replica.metrics import Metrics
 from replica.protocol import Body, parse
+from replica.source import NOT_FOUND, Source
 from replica.watch import StoreWatch
 from shared.clock import wall
 from shared.ids import AdapterId
@@ -55,6 +55,7 @@ class LoadRequest(Body):
     lora_path: str = Field(min_length=1, max_length=4096)
     load_inplace: bool | None = None
     pinned: bool | None = None
+    digest: str | None = Field(None, max_length=128)  # ours: refuse any other content
 
 
 class UnloadRequest(Body):
@@ -76,7 +77,7 @@ class DrainRequest(Body):
 
 
 class Control:
-    """`read` reads one folder of the store; it may block and raises BadAdapter."""
+    """`source` is read on `readers`, and asked to bring what is far away on `downloads`."""
 
     def __init__(
         self,
@@ -84,17 +85,18 @@ class Control:
         config: ReplicaConfig,
         front: Front,
         watch: StoreWatch,
-        read: Callable[[AdapterId], HostAdapter],
+        source: Source,
         readers: Executor,
+        downloads: Executor,
         metrics: Metrics,
     ) -> None:
         self._config = config
         self._front = front
         self._watch = watch
-        self._read = read
+        self._source = source
         self._readers = readers
+        self._downloads = downloads
         self._metrics = metrics
-        self._root = config.adapters.resolve()
         self._created = int(wall())
 
     def routes(self) -> list[web.RouteDef]:
@@ -116,20 +118,24 @@ class Control:
 
     async def models(self, request: web.Request) -> web.Response:
         names = [name for name in self._front.adapters if self._front.servable(name)]
-        data = [self._base_model(), *map(self._adapter_model, names)]
+        bases = [] if self._config.merged else [self._base_model()]
+        data = [*bases, *map(self._adapter_model, names)]
         return json_response(orjson.dumps({"object": "list", "data": data}))
 
     async def model(self, request: web.Request) -> web.Response:
         name = request.match_info["model"]
-        if name == self._config.base_name:
+        if name == self._config.base_name and not self._config.merged:
             return json_response(orjson.dumps(self._base_model()))
         if not self._front.servable(name):
             raise UnknownModel(name)
         return json_response(orjson.dumps(self._adapter_model(name)))
 
     async def adapters(self, request: web.Request) -> web.Response:
-        data = [_adapter_object(state) for state in self._front.adapters.values()]
+        data = [self._adapter(state) for state in self._front.adapters.values()]
         return json_response(orjson.dumps({"object": "list", "data": data}))
+
+    def _adapter(self, state: AdapterState) -> dict[str, Any]:
+        return _adapter_object(state, self._front.canary_of(state))
 
     def _base_model(self) -> dict[str, Any]:
         name = self._config.base_name
@@ -150,18 +156,25 @@ class Control:
         name, folder = AdapterId(body.lora_name), self._folder(body)
         in_place = bool(body.load_inplace)
         await self._front.check_load(name, folder, in_place=in_place)
-        async with self._watch.alone:
-            try:
-                host = await asyncio.get_running_loop().run_in_executor(
-                    self._readers, self._read, folder
+        run = asyncio.get_running_loop().run_in_executor
+        try:
+            await run(self._downloads, self._source.fetch, folder)
+            async with self._watch.alone:
+                host = await run(self._readers, self._source.read, folder)
+                if body.digest is not None and host.digest != body.digest:
+                    text = f"its content is {host.digest}, not {body.digest}: upload it again"
+                    raise BadAdapter("digest_mismatch", text, "digest")
+                trial = await self._front.load(
+                    name, folder, host, in_place=in_place, pinned=body.pinned
                 )
-            except BadAdapter as bad:
-                raise BadAdapterRequest(
-                    f"Loading lora {name} failed: {bad.message}",
-                    param=bad.param or "lora_path",
-                    code=bad.code,
-                ) from None
-            await self._front.load(name, folder, host, in_place=in_place, pinned=body.pinned)
+            fault = await self._front.outcome(trial)
+        except BadAdapter as bad:
+            raise _not_loaded(name, bad) from None
+        if fault is not None:
+            state = self._front.adapters.get(name)
+            if name != folder and state is not None and state.reason == str(fault):
+                await self._front.unload(name)  # a name that only this call gave
+            raise _not_loaded(name, fault)
         return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.")
 
     async def unload(self, request: web.Request) -> web.Response:
@@ -172,7 +185,7 @@ class Control:
     async def pin(self, request: web.Request) -> web.Response:
         body = await self._order(request, PinRequest)
         await self._front.pin(AdapterId(body.adapter), body.pinned)
-        return json_response(orjson.dumps(_adapter_object(self._front.adapters[body.adapter])))
+        return json_response(orjson.dumps(self._adapter(self._front.adapters[body.adapter])))
 
     async def prefetch(self, request: web.Request) -> web.Response:
         """202: begun, not done; reports say when a copy has arrived. `gpu`: free slots only."""
@@ -190,24 +203,19 @@ class Control:
 
     async def _order(self, request: web.Request, kind: type[B]) -> B:
         check_fleet(request, self._config.fleet_token)
+        if self._config.merged and kind is not DrainRequest:
+            raise BadAdapterRequest(
+                f"This replica has the adapter '{self._config.merged}' merged into its base: "
+                "adapters come and go on replicas without --merged.",
+                code="merged",
+            )
         return parse(kind, await read_object(request) if request.can_read_body else {})
 
     def _folder(self, body: LoadRequest) -> AdapterId:
-        """The store's folder that a path names; nothing outside the store is looked at."""
-        path = (self._root / body.lora_path).resolve()
-        if not path.is_relative_to(self._root):
-            raise BadAdapterRequest(
-                f"`lora_path`: {body.lora_path} leads out of this replica's adapter store.",
-                param="lora_path",
-                code="outside_root",
-            )
-        if not path.is_dir() or path.parent != self._root:
-            raise UnknownAdapter(
-                f"Loading lora {body.lora_name} failed: No adapter found for {body.lora_path}; "
-                "adapters are folders directly below the adapter store.",
-                param="lora_path",
-            )
-        return AdapterId(path.name)
+        try:
+            return self._source.locate(body.lora_path)
+        except BadAdapter as bad:
+            raise _not_loaded(body.lora_name, bad) from None
 
     # --- what it says of itself
 
@@ -239,7 +247,17 @@ class Control:
         return web.Response(body=self._metrics.render(), headers=headers)
 
 
-def _adapter_object(state: AdapterState) -> dict[str, Any]:
+def _not_loaded(name: str, fault: Exception) -> BadAdapterRequest | UnknownAdapter:
+    """What a load call answers; vLLM says it in these words, and 404 only to what is not there."""
+    if not isinstance(fault, BadAdapter):
+        return BadAdapterRequest(f"Loading lora {name} failed: {fault}", param="lora_path")
+    text = f"Loading lora {name} failed: {fault.message}"
+    if fault.code == NOT_FOUND:
+        return UnknownAdapter(text, param=fault.param)
+    return BadAdapterRequest(text, param=fault.param or "lora_path", code=fault.code)
+
+
+def _adapter_object(state: AdapterState, canary: str) -> dict[str, Any]:
     return {
         "id": state.adapter,
         "object": "adapter",
@@ -252,4 +270,5 @@ def _adapter_object(state: AdapterState) -> dict[str, Any]:
         "running": state.running,
         "state": state.status.upper(),
         "reason": state.reason or None,
+        "canary": canary,
     }

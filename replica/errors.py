@@ -57,8 +57,10 @@ class ContextTooLong(BadRequest):
 
 
 class BadAdapterRequest(BadRequest):
-    """A load call whose adapter, name or path cannot be served; `code` says why."""
+    """A load call whose adapter, name or path cannot be served; `code` says why. The type is the
+    word that vLLM has for it."""
 
+    type = "InvalidUserInput"
     code = "invalid_adapter"
 
 
@@ -77,11 +79,26 @@ class UnknownModel(ReplicaError):
         return model_not_found(self._model)
 
 
+class OnlyMerged(ReplicaError):
+    """This replica's one adapter is part of its base, so base and other adapters are not here."""
+
+    status = 404
+    type = INVALID_REQUEST
+    code = "model_not_found"
+
+    def __init__(self, model: str, merged: str) -> None:
+        super().__init__(
+            f"This replica has the adapter `{merged}` merged into its base and serves nothing "
+            f"else; ask another replica for `{model}`.",
+            param="model",
+        )
+
+
 class UnknownAdapter(ReplicaError):
     """An operator named an adapter that is not here."""
 
     status = 404
-    type = INVALID_REQUEST
+    type = "NotFoundError"
     code = "adapter_not_found"
 
 

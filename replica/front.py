@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
+from replica.adapters import Trial
 from replica.config import ReplicaConfig
 from replica.core.sequence import Sequence
 from replica.engine.host_adapter import HostAdapter
@@ -23,6 +24,9 @@ from shared.messages import AdapterState, AdapterStatus, ReplicaReport, Tier
 
 T = TypeVar("T")
 
+CANARY_S: Final = 10.0
+"""A load call waits this long for a slot, so that its answer can tell of the canary."""
+
 
 class Front:
     def __init__(self, *, config: ReplicaConfig, loop: EngineLoop) -> None:
@@ -34,7 +38,9 @@ class Front:
         self._quiet = asyncio.Event()
         self._quiet.set()
         self.report: ReplicaReport = loop.draft()
-        self.adapters: dict[str, AdapterState] = {}
+        self.adapters: dict[str, AdapterState] = {
+            each.adapter: each for each in self.report.adapters
+        }
         self.waiting_adapters: tuple[AdapterId, ...] = ()
         self.draining = False
         self.closing = False
@@ -155,10 +161,18 @@ class Front:
         *,
         in_place: bool,
         pinned: bool | None,
-    ) -> None:
-        await self._ask(
+    ) -> Trial:
+        return await self._ask(
             lambda: self._loop.adapters.load(name, folder, host, in_place=in_place, pinned=pinned)
         )
+
+    async def outcome(self, trial: Trial) -> Exception | None:
+        """What its canary died of; None when it lives, or found no slot within `CANARY_S`."""
+        done, _ = await asyncio.wait({asyncio.wrap_future(trial)}, timeout=CANARY_S)
+        return done.pop().result() if done else None
+
+    def canary_of(self, state: AdapterState) -> str:
+        return self._loop.adapters.canary_of(state)
 
     async def unload(self, name: AdapterId) -> None:
         await self._ask(lambda: self._loop.adapters.unload(name))

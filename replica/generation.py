@@ -19,15 +19,25 @@ from replica.errors import ReplicaError
 
 
 @dataclass(frozen=True, slots=True)
+class PromptScores:
+    """A stretch of a prompt, scored: the tokens from position `start + 1` on."""
+
+    start: int
+    tokens: tuple[Drawn, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Event:
-    """What one step brought one sequence: a token, an end, or both."""
+    """What one step brought one sequence: a token, an end, both, or scores of its prompt."""
 
     seq: str
     token: int | None = None
     finish: Finish | None = None
     digest: str = ""  # version of the adapter it runs with; on its first token only
+    cached: int = 0  # tokens of its prompt that were not computed again; likewise
     error: ReplicaError | None = None  # with Finish.ERROR
     drawn: Drawn | None = None  # the token's log-probabilities, if its request wants them
+    prompt: PromptScores | None = None  # nothing else is in such an event, but the digest
 
 
 class Generation:

@@ -18,17 +18,19 @@ from aiohttp import web
 from replica.answer import Answer, GrowingChoice
 from replica.config import ReplicaConfig
 from replica.core.sequence import Sequence
-from replica.edge import json_response, read_object
-from replica.errors import ReplicaError, UnknownModel
+from replica.echo import Echo
+from replica.edge import check_fleet, json_response, read_object
+from replica.errors import AdapterLost, OnlyMerged, ReplicaError, UnknownModel
 from replica.front import Front
 from replica.intake import Intake
 from replica.protocol import ChatRequest, CompletionRequest, GenerationRequest, parse_generation
 from replica.replies import Reply
+from replica.source import PASSING
 from replica.text import GrowingText, Vocabulary
 from shared.clock import wall
 from shared.ids import AdapterId
 from shared.logs import request_id
-from shared.wire import ADAPTER_VERSION, REQUEST_ID
+from shared.wire import ADAPTER_VERSION, CACHE_SALT, REQUEST_ID
 
 _SSE: Final = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -71,12 +73,24 @@ class Handlers:
         return await self._answer(request, body)
 
     async def _adapter(self, model: str) -> AdapterId | None:
-        """The adapter that `model` names, None for the base. Raises UnknownModel."""
+        """The adapter that `model` names, None for the base. Raises UnknownModel or OnlyMerged.
+
+        The base of a merged replica is its adapter.
+        """
+        if merged := self._config.merged:
+            if model != merged:
+                raise OnlyMerged(model, merged)
+            return None
         if model == self._config.base_name:
             return None
         if not self._front.servable(model):
             await self._look()
         if not self._front.servable(model):
+            state = self._front.adapters.get(model)
+            if state is not None and state.reason.partition(":")[0] in PASSING:
+                raise AdapterLost(
+                    f"The adapter `{model}` cannot be read at the moment; try again.", param="model"
+                )
             raise UnknownModel(model)
         return AdapterId(model)
 
@@ -89,13 +103,17 @@ class Handlers:
             with_usage=body.stream and body.stream_options.include_usage,
             spell=None if body.top_wanted is None else self._vocabulary.spell,
         )
-        sequences = await self._intake.sequences(reply.id, body, adapter)
+        sequences = await self._intake.sequences(reply.id, body, adapter, self._salt(request))
+        echoes = await self._intake.echoes(body, sequences)
         with self._front.generate(sequences) as generation:
             answer = Answer(
                 reply=reply,
                 base_name=self._config.base_name,
                 generation=generation,
-                choices=[self._choice(at, seq, body) for at, seq in enumerate(sequences)],
+                choices=[
+                    self._choice(index, seq, body, echo)
+                    for index, (seq, echo) in enumerate(zip(sequences, echoes, strict=True))
+                ],
                 keepalive_s=self._config.keepalive_s,
                 n=body.n,
                 candidates=body.candidates,
@@ -108,7 +126,16 @@ class Handlers:
             response.headers[ADAPTER_VERSION] = answer.digest or ""
             return response
 
-    def _choice(self, index: int, seq: Sequence, body: GenerationRequest) -> GrowingChoice:
+    def _salt(self, request: web.Request) -> str:
+        """Raises NotPermitted when somebody else than the fleet brings one."""
+        salt = request.headers.get(CACHE_SALT, "")
+        if salt:
+            check_fleet(request, self._config.fleet_token)
+        return salt
+
+    def _choice(
+        self, index: int, seq: Sequence, body: GenerationRequest, echo: Echo
+    ) -> GrowingChoice:
         text = GrowingText(
             self._vocabulary,
             stops=body.stop,
@@ -116,8 +143,8 @@ class Handlers:
             min_tokens=body.min_tokens,
         )
         prompt_tokens = len(seq.prompt) if index % body.candidates == 0 else 0
-        echo, tools = self._intake.echo(body, index), self._intake.tool_calls(body)
-        return GrowingChoice(index, seq.id, text, prompt_tokens, echo, tools)
+        tools, silent = self._intake.tool_calls(body), body.tokens_max == 0
+        return GrowingChoice(index, seq.id, text, prompt_tokens, echo, silent, tools)
 
 
 async def _stream(request: web.Request, answer: Answer) -> web.StreamResponse:

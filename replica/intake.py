@@ -14,6 +14,7 @@ from typing import Final
 
 from replica.chat_template import ChatTemplate
 from replica.core.sequence import Sampling, Sequence
+from replica.echo import Echo, offsets
 from replica.errors import BadRequest, ContextTooLong, Unsupported
 from replica.grammar import Grammars, JsonGrammar
 from replica.protocol import ChatRequest, CompletionRequest, GenerationRequest
@@ -50,9 +51,12 @@ class Intake:
         self._clock = clock
 
     async def sequences(
-        self, reply_id: str, body: GenerationRequest, adapter: AdapterId | None
+        self, reply_id: str, body: GenerationRequest, adapter: AdapterId | None, salt: str
     ) -> list[Sequence]:
-        """`candidates` for each prompt, in order. Raises BadRequest."""
+        """`candidates` for each prompt, in order. Raises BadRequest.
+
+        `salt` is the fleet's word on who shares cached keys with whom; no field of a body has one.
+        """
         prompts = await self._prompts(body)
         opened = len(prompts) * body.candidates
         if opened > self._choices_max:
@@ -75,15 +79,24 @@ class Intake:
                 own = grammar.copy() if grammar is not None else None
                 seq_id = f"{reply_id}-{len(sequences)}"
                 sampling = _sampling(body, room, choice)
-                sequences.append(Sequence(seq_id, adapter, prompt, sampling, now, own))
+                sequences.append(Sequence(seq_id, adapter, prompt, sampling, now, own, salt))
         return sequences
 
-    def echo(self, body: GenerationRequest, index: int) -> str:
-        """The prompt's text, where the reply of the choice `index` is to begin with it."""
+    async def echoes(self, body: GenerationRequest, sequences: list[Sequence]) -> list[Echo]:
+        """For each sequence the prompt, where the reply is to begin with it."""
         if not isinstance(body, CompletionRequest) or not body.echo:
-            return ""
-        prompt = body.prompt[index // body.candidates]
-        return prompt if isinstance(prompt, str) else self._vocabulary.decode(prompt)
+            return [Echo() for _ in sequences]
+        echoes: list[Echo] = []
+        tokens: Tokens
+        places: list[int]
+        for prompt, first in zip(body.prompt, sequences[:: body.candidates], strict=True):
+            text = prompt if isinstance(prompt, str) else self._vocabulary.decode(prompt)
+            tokens, places = (), []
+            if body.scores_prompt:
+                tokens = first.prompt
+                places = await asyncio.to_thread(offsets, self._vocabulary, text, tokens)
+            echoes += [Echo(text, tokens, places) for _ in range(body.candidates)]
+        return echoes
 
     def tool_calls(self, body: GenerationRequest) -> ToolCalls | None:
         """A reader of calls for one choice; None where a reply is text and nothing else."""
@@ -169,7 +182,7 @@ class Intake:
                 f"model's context has left.",
                 param="min_tokens",
             )
-        return wanted or room
+        return room if wanted is None else max(wanted, 1)  # of none, one is drawn and dropped
 
 
 def _sampling(body: GenerationRequest, room: int, choice: int) -> Sampling:
@@ -190,5 +203,6 @@ def _sampling(body: GenerationRequest, room: int, choice: int) -> Sampling:
         stop_token_ids=frozenset(body.stop_token_ids),
         ignore_eos=body.ignore_eos,
         min_tokens=body.min_tokens,
+        prompt_logprobs=body.scores_prompt,
         logprobs=0 if body.top_wanted is None and ranks else body.top_wanted,
     )

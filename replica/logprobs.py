@@ -20,7 +20,10 @@ Spell = Callable[[int], bytes]
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A drawn token, its log-probabilities, and where in the choice's text it begins."""
+    """A token, its log-probabilities, and where in the choice's text it begins.
+
+    The first token of an echoed prompt has none.
+    """
 
     drawn: Drawn
     offset: int
@@ -42,16 +45,19 @@ def chat_logprobs(scored: Sequence[Scored], spell: Spell) -> dict[str, Any]:
 
 def completion_logprobs(scored: Sequence[Scored], spell: Spell) -> dict[str, Any]:
     """`top_logprobs` has the drawn token too, beyond the likeliest if it is none of them."""
-    tops = []
+    tops: list[dict[str, float] | None] = []
     for each in scored:
-        ranked = (*each.drawn.top, (each.drawn.token, each.logprob))
+        if each.drawn.logprob is None:
+            tops.append(None)
+            continue
+        ranked = (*each.drawn.top, (each.drawn.token, each.drawn.logprob))
         top: dict[str, float] = {}
         for token, logprob in ranked:
             top.setdefault(_name(spell(token)), logprob)
         tops.append(top)
     return {
         "tokens": [_name(spell(each.drawn.token)) for each in scored],
-        "token_logprobs": [each.logprob for each in scored],
+        "token_logprobs": [each.drawn.logprob for each in scored],
         "top_logprobs": tops,
         "text_offset": [each.offset for each in scored],
     }

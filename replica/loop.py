@@ -17,25 +17,29 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from replica.adapters import Adapters
+from replica.canary import Canary
 from replica.config import ReplicaConfig
 from replica.core.adapter_cache import AdapterCache
 from replica.core.pages import PagePool
 from replica.core.scheduler import Scheduler
 from replica.core.sequence import Finish, Sequence
-from replica.core.step import Progress
-from replica.engine.host_adapter import HostAdapter
-from replica.engine.runner import BROKEN, Drawn, Runner
+from replica.core.step import Progress, Step
+from replica.draft import Draft
+from replica.engine.flight import StepRunner
+from replica.engine.sampler import BROKEN, Drawn
 from replica.errors import AdapterLost, BadRequest, LogitsNotFinite, ReplicaError, SequenceFailed
-from replica.generation import Event
+from replica.generation import Event, PromptScores
 from replica.metrics import Metrics
+from replica.pipeline import Pipeline
 from replica.reports import Reports
+from replica.source import Source
 from shared.clock import Clock
-from shared.ids import AdapterId, ReplicaId
-from shared.messages import ReplicaReport
+from shared.ids import AdapterId
+from shared.messages import AdapterState, ReplicaReport
 
 _log = logging.getLogger(__name__)
 
@@ -53,40 +57,59 @@ class Listener(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """The parts that the thread drives. `read` may block and raise: it runs on `readers`."""
+    """The parts that the thread drives. `source` may block and raise: it has its own threads."""
 
     scheduler: Scheduler
     cache: AdapterCache
     pool: PagePool
-    runner: Runner
-    read: Callable[[AdapterId], HostAdapter]
+    runner: StepRunner
+    source: Source
     readers: ThreadPoolExecutor
+    downloads: ThreadPoolExecutor
 
 
 class EngineLoop:
     def __init__(
-        self, *, config: ReplicaConfig, engine: Engine, metrics: Metrics, clock: Clock
+        self,
+        *,
+        config: ReplicaConfig,
+        engine: Engine,
+        metrics: Metrics,
+        clock: Clock,
+        merged: AdapterState | None = None,
     ) -> None:
+        """`merged` is the adapter that the base has become, if it has."""
         self._config = config
         self._scheduler = engine.scheduler
         self._cache = engine.cache
         self._pool = engine.pool
-        self._runner = engine.runner
+        self._pipeline = Pipeline(scheduler=engine.scheduler, runner=engine.runner, clock=clock)
         self._metrics = metrics
         self._clock = clock
-        self._boot = uuid.uuid4().hex
+        self._merged = merged
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.adapters = Adapters(
             base_name=config.base_name,
             slots=config.max_loras,
             cache=engine.cache,
             runner=engine.runner,
-            read=engine.read,
+            canary=Canary(runner=engine.runner, pool=engine.pool),
+            source=engine.source,
             readers=engine.readers,
+            downloads=engine.downloads,
             post=self.post,
             changed=self._changed,
             metrics=metrics,
             clock=clock,
+        )
+        self._draft = Draft(
+            config=config,
+            boot=uuid.uuid4().hex,
+            scheduler=engine.scheduler,
+            pool=engine.pool,
+            cache=engine.cache,
+            rates=self.adapters.rates,
+            merged=merged,
         )
         self._reports = Reports(
             draft=self.draft,
@@ -138,9 +161,9 @@ class EngineLoop:
 
     def drop(self, seq_id: str) -> None:
         """Nobody waits for it any more; harmless when it has ended."""
-        if self._live.pop(seq_id, None) is not None:
+        if (seq := self._live.pop(seq_id, None)) is not None:
             self._scheduler.abort(seq_id, Finish.ABORT, self._clock())
-            self._metrics.ended(Finish.ABORT)
+            self._metrics.ended(Finish.ABORT, len(seq.output))
 
     def drain(self, on: bool) -> None:
         self._draining = on
@@ -148,24 +171,7 @@ class EngineLoop:
 
     def draft(self) -> ReplicaReport:
         """The replica as it is; `seq` is for `Reports` to set."""
-        return ReplicaReport(
-            replica=ReplicaId(self._config.name),
-            boot=self._boot,
-            seq=0,
-            base=self._config.base_name,
-            slots=self._config.max_loras,
-            capacity=self._config.max_running,
-            running=self._scheduler.running,
-            waiting=self._scheduler.waiting,
-            pages_total=self._pool.pages,
-            pages_free=self._pool.available,
-            max_model_len=self._scheduler.max_model_len,
-            heartbeat_s=self._config.heartbeat_s,
-            draining=self._draining,
-            adapters=self._cache.states(),
-            max_rank=self._config.max_lora_rank,
-            host_max=self._config.max_cpu_loras,
-        )
+        return self._draft.report(draining=self._draining)
 
     # --- the thread's own
 
@@ -186,7 +192,9 @@ class EngineLoop:
         """Everything that came in; with nothing to compute, wait for something to come."""
         now = self._clock()
         wait_s = max(self._reports.due() - now, 0.0)
-        wakeup = self._scheduler.next_wakeup(now)
+        wakeup = now if self._pipeline.busy else self._scheduler.next_wakeup(now)
+        if self.adapters.loading:  # on its way to the device, which tells nobody
+            wait_s = min(wait_s, _PAUSE_S)
         if wakeup is not None:
             wait_s = min(wait_s, max(wakeup - now, _PAUSE_S if self._blocked else 0.0))
         try:
@@ -199,45 +207,59 @@ class EngineLoop:
 
     def _work(self) -> None:
         self.adapters.carry_out()
-        self._step_began_at = now = self._clock()
-        drawn: Mapping[str, Drawn] = {}
-        step = self._scheduler.plan(now)
-        progress = self._scheduler.collect()
-        if step is not None:
-            drawn = self._runner.run_with_logprobs(step)
-            tokens = {seq: each.token for seq, each in drawn.items() if each.token != BROKEN}
-            then = self._clock()
-            progress += self._scheduler.commit(step, tokens, then)
-            self._metrics.step(step, then - now)
+        self._step_began_at = self._clock()
+        turn = self._pipeline.turn()
         self._step_began_at = None
-        self._blocked = step is None and not progress
-        if progress:
-            events = [
-                self._event(item, drawn.get(item.seq))
-                for item in progress
-                if item.seq in self._live
-            ]
+        self._blocked = turn.started is None and turn.landed is None and not turn.progress
+        events = []
+        if turn.landed is not None:
+            self._metrics.step(turn.landed, turn.seconds)
+            events = self._prompts(turn.landed, turn.drawn)
+        events += [
+            self._event(item, turn.drawn.get(item.seq))
+            for item in turn.progress
+            if item.seq in self._live
+        ]
+        if events:
             self._tell(lambda: self._listener.delivered(events))
+            self.adapters.carry_out()  # who has ended may have made room for a load
         self._reports.tick(self._clock())
+
+    def _prompts(self, step: Step, drawn: Mapping[str, Drawn]) -> list[Event]:
+        """What the step scored of prompts; before what it drew, for that may be the end."""
+        events = []
+        for row in step.rows:
+            seq = self._live.get(row.seq) if row.targets else None
+            if seq is not None:
+                scores = PromptScores(row.start, drawn[row.seq].prompt)
+                events.append(Event(row.seq, digest=self._version(seq), prompt=scores))
+        return events
 
     def _event(self, item: Progress, drawn: Drawn | None) -> Event:
         seq = self._live[item.seq]
         error: ReplicaError | None = None
         if item.finish is not None:
             del self._live[item.seq]
-            self._metrics.ended(item.finish)
+            self._metrics.ended(item.finish, len(seq.output))
         if item.finish is Finish.ERROR:
             error = self._failure(seq, item.reason, drawn)
         first = item.token is not None and len(seq.output) == 1
         scored = drawn if item.token is not None and drawn and drawn.logprob is not None else None
-        return Event(item.seq, item.token, item.finish, seq.digest if first else "", error, scored)
+        event = Event(item.seq, item.token, item.finish, error=error, drawn=scored)
+        if not first:
+            return event
+        self._metrics.cached(seq.cached)
+        return replace(event, digest=self._version(seq), cached=seq.cached)
+
+    def _version(self, seq: Sequence) -> str:
+        return seq.digest if self._merged is None else self._merged.digest
 
     def _failure(self, seq: Sequence, reason: str, drawn: Drawn | None) -> ReplicaError:
         if seq.adapter is not None and seq.admitted_at is None:
             return AdapterLost(reason, param="model")
         if drawn is None or drawn.token != BROKEN:
             return SequenceFailed(reason)
-        model = seq.adapter or self._config.base_name
+        model = seq.adapter or self._config.merged or self._config.base_name
         if seq.grammar is not None:  # which of the two it was, the sampler does not tell
             return SequenceFailed(
                 f"The reply of `{model}` cannot go on: its logits are not finite, or its JSON "

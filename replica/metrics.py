@@ -46,7 +46,13 @@ class Metrics:
         self._evictions = self._counter("adapter_evictions", "Adapters that left a tier", "tier")
         self._steps = self._histogram("step_seconds", "Time of one forward pass", _STEP_S)
         self._tokens = self._counter("tokens", "Model tokens computed, by kind of work", "kind")
+        self._cached = self._counter(
+            "cached_prompt_tokens", "Prompt tokens whose keys were found in cached pages"
+        )
         self._sequences = self._counter("sequences", "Sequences that ended, by how", "finish")
+        self._generated = Counter(
+            "vllm:generation_tokens", "Tokens that sequences were given", registry=self.registry
+        )
         for tier in (Tier.HOST, Tier.DISK):
             self._loads.labels(tier.value)
         for tier in (Tier.GPU, Tier.HOST):
@@ -77,7 +83,12 @@ class Metrics:
         self._tokens.labels("decode").inc(decode)
         self._tokens.labels("prefill").inc(step.total_tokens - decode)
 
-    def ended(self, finish: Finish) -> None:
+    def cached(self, tokens: int) -> None:
+        self._cached.inc(tokens)
+
+    def ended(self, finish: Finish, tokens: int) -> None:
+        """A sequence that was given so many tokens: what the bill is reconciled with."""
+        self._generated.inc(tokens)
         self._sequences.labels(finish.value).inc()
 
     def render(self) -> bytes:
@@ -109,10 +120,19 @@ class _State(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         now = self._report()
-        used = 1 - now.pages_free / now.pages_total
+        pages = _pages(now)
+        used = pages["kv"] / max(1, now.pages_total - now.pages_adapters)
         yield _vllm("num_requests_running", "Sequences that run", now.base, now.running)
         yield _vllm("num_requests_waiting", "Sequences that wait", now.base, now.waiting)
-        yield _vllm("kv_cache_usage_perc", "Key-value pages in use, 1 is all", now.base, used)
+        yield _vllm(
+            "kv_cache_usage_perc", "Pages in use of those adapters leave, 1 is all", now.base, used
+        )
+        by_use = GaugeMetricFamily(
+            f"{_NAMESPACE}_pages", "Pages of the pool, by what holds them", labels=["use"]
+        )
+        for use, count in pages.items():
+            by_use.add_metric([use], count)
+        yield by_use
         info = GaugeMetricFamily(
             "vllm:lora_requests_info",
             "Adapters that run and wait; the value is when it was so",
@@ -125,6 +145,8 @@ class _State(Collector):
         yield _ours("slots", "Adapters that fit in one forward pass", now.slots)
         in_slot = [state for state in now.adapters if state.tier is Tier.GPU]
         yield _ours("slots_used", "Slots that hold an adapter", len(in_slot))
+        yield _ours("host_bytes", "Bytes of host memory for adapters, 0 is any", now.host_bytes)
+        yield _ours("host_bytes_used", "Bytes of adapters in host memory", now.host_bytes_used)
         yield _ours("adapters_pinned", "Adapters that may not leave", _count_pinned(now))
         known = GaugeMetricFamily(
             f"{_NAMESPACE}_adapters", "Adapters in the store, by state", labels=["status"]
@@ -133,6 +155,16 @@ class _State(Collector):
             count = sum(1 for state in now.adapters if state.status is status)
             known.add_metric([status.value], count)
         yield known
+
+
+def _pages(report: ReplicaReport) -> dict[str, int]:
+    """`kv`: of sequences; `cached`: keys that nobody reads now."""
+    return {
+        "kv": report.pages_total - report.pages_free - report.pages_adapters,
+        "cached": report.pages_cached,
+        "adapter": report.pages_adapters,
+        "free": report.pages_free - report.pages_cached,
+    }
 
 
 def _count_pinned(report: ReplicaReport) -> int:

@@ -25,7 +25,7 @@ from pydantic import (
 )
 
 from replica import fields
-from replica.errors import BadRequest, Unsupported
+from replica.errors import BadRequest
 from replica.refused import refuse
 
 LOGPROBS_MAX: Final = 20
@@ -96,6 +96,7 @@ class GenerationRequest(Body):
 
     @property
     def tokens_max(self) -> int | None:
+        """The most tokens to draw; None: as many as fit."""
         return self.max_completion_tokens or self.max_tokens
 
     @property
@@ -107,6 +108,11 @@ class GenerationRequest(Body):
     def top_wanted(self) -> int | None:
         """Alternatives a token to report; None: no log-probabilities."""
         return None
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the prompt's own tokens are to have log-probabilities."""
+        return False
 
     @property
     def schema_field(self) -> str:
@@ -159,6 +165,7 @@ class ChatRequest(GenerationRequest):
 
 
 class CompletionRequest(GenerationRequest):
+    max_tokens: int | None = Field(None, ge=0, lt=1 << 31)
     prompt: Annotated[list[str | list[int]], PlainValidator(fields.prompts)]
     logprobs: int | None = Field(None, ge=0, le=LOGPROBS_MAX)
     echo: Annotated[bool, _or(False)] = False
@@ -172,18 +179,18 @@ class CompletionRequest(GenerationRequest):
     def top_wanted(self) -> int | None:
         return self.logprobs
 
+    @property
+    def scores_prompt(self) -> bool:
+        return self.echo and self.logprobs is not None
+
     def check(self) -> None:
         super().check()
         if self.candidates < self.n:
             raise _clash("best_of", f"must be at least `n`, which is {self.n}")
         if self.candidates > self.n and self.stream:
             raise _clash("best_of", "cannot be streamed: the best is known at the end")
-        if self.echo and self.logprobs is not None:
-            raise Unsupported(
-                "`echo`: log-probabilities of the prompt are not supported by this replica; send "
-                "`echo` or `logprobs`.",
-                param="echo",
-            )
+        if self.tokens_max == 0 and not self.echo:
+            raise _clash("max_tokens", "is 0, which needs `echo`: there would be nothing to return")
 
 
 B = TypeVar("B", bound=BaseModel)

@@ -62,9 +62,14 @@ def _notable(new: ReplicaReport, old: ReplicaReport) -> bool:
         new.running != old.running
         or new.waiting != old.waiting
         or new.draining != old.draining
-        or _coarse(new) != _coarse(old)
+        or _coarse(new.pages_free, new) != _coarse(old.pages_free, old)
+        or _coarse(new.pages_cached, new) != _coarse(old.pages_cached, old)
         or (new.adapters is not old.adapters and new.adapters != old.adapters)
     )
+
+
+def _coarse(pages: int, report: ReplicaReport) -> int:
+    return pages * _PAGE_STEPS // report.pages_total
 
 
 def _fell(new: ReplicaReport, old: ReplicaReport) -> bool:
@@ -74,7 +79,3 @@ def _fell(new: ReplicaReport, old: ReplicaReport) -> bool:
     far = {state.adapter for state in new.adapters if state.tier is Tier.DISK}
     was_near = (state.adapter for state in old.adapters if state.tier is not Tier.DISK)
     return not far.isdisjoint(was_near)
-
-
-def _coarse(report: ReplicaReport) -> int:
-    return report.pages_free * _PAGE_STEPS // report.pages_total

@@ -15,7 +15,7 @@ Pure, and owned by the engine thread; only `folder_of`, one look-up, is asked fr
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from replica.errors import BadAdapterRequest, UnknownAdapter
 from shared.ids import AdapterId
@@ -29,6 +29,7 @@ class Offered:
     digest: str
     rank: int
     size_bytes: int
+    pages: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,4 +144,4 @@ class Roster:
             return Refused(name, "name_conflict: the base model has this name; rename the folder")
         if isinstance(content, Refused):
             return Refused(name, content.reason)
-        return Offered(name, content.digest, content.rank, content.size_bytes)
+        return replace(content, adapter=name)

@@ -1,11 +1,13 @@
-"""Tiers: carry out what the adapter cache decides. Disk to host on threads of its own, host to slot
-between two steps.
+"""Tiers: carry out what the adapter cache decides. Store or disk to host on threads of their own,
+host to slot between two steps.
 
 Laws: everything but the read itself happens on the engine thread, so other rows go on decoding
 while a disk is slow; one version is read once at a time, however many want it; a load that was
-asked for is answered once, by `loaded` or `load_failed`; weights enter a slot only if their digest
-is the one that was asked for; copies fetched ahead are read one after another, so that they never
-stand before a load that a request waits for.
+asked for is answered once, by `loaded`, `load_failed` or `postpone`, and a fetch by `read` or
+`fetch_failed`; weights enter a slot only if their digest is the one that was asked for, and stay
+only if their canary lives; what comes from another machine has its own threads, and never stands
+before what comes from the disk; copies fetched ahead are read one after another, so that they never
+stand before a load that a request waits for; names with one content share one copy.
 """
 
 from __future__ import annotations
@@ -13,23 +15,30 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol, assert_never
 
+from replica.canary import Canary
 from replica.core.adapter_cache import AdapterCache
-from replica.core.commands import Command, Evict, EvictHost, Load
+from replica.core.commands import Command, Evict, EvictHost, Fetch, Load
 from replica.core.host_tier import Version
 from replica.engine.adapter_store import BadAdapter, HostAdapter
-from replica.engine.runner import Runner
+from replica.engine.flight import Arrival, StepRunner
 from replica.metrics import Metrics
+from replica.rates import Rates
+from replica.source import PASSING
 from shared.clock import Clock
 from shared.ids import AdapterId
 from shared.messages import Tier
 
 _log = logging.getLogger(__name__)
 
-_PASSING: Final = frozenset({"unreadable", "changed"})
-"""Codes of BadAdapter that accuse the disk or the moment, not the adapter."""
+_DISK_BYTES_PER_S: Final = 1e9
+"""Whatever the disk: only the ratio to a store's matters, and noise would tell equals apart."""
+_FAR_MAX: Final = 100.0
+
+_AHEAD_MAX: Final = 4
+"""Adapters that wait for a slot and are read ahead of it."""
 
 
 class Keeper(Protocol):
@@ -39,8 +48,16 @@ class Keeper(Protocol):
         """On a reader thread; may block, and raises BadAdapter."""
         ...
 
+    def at_hand(self, adapter: AdapterId) -> bool:
+        """Whether reading it needs this machine only."""
+        ...
+
     def replaced(self, adapter: AdapterId, host: HostAdapter) -> None:
         """Its folder has other content than was offered."""
+        ...
+
+    def tried(self, version: Version, fault: Exception | None) -> None:
+        """It has come into a slot, or never will."""
         ...
 
     def lost(self, adapter: AdapterId, *, passing: bool) -> None:
@@ -50,61 +67,112 @@ class Keeper(Protocol):
 
 @dataclass(slots=True)
 class _Read:
+    remote: bool
     begun_at: float
-    slot: int | None  # None: fetched ahead, for host memory only
+    slot: int | None = None  # it is to be filled from this
+    wanted: bool = False  # the cache asked for a copy; neither: it is read ahead
+
+    @property
+    def ahead(self) -> bool:
+        return self.slot is None and not self.wanted
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Filling:
+    arrival: Arrival | None  # None: it is there
+    version: Version
+    slot: int
+    tier: Tier  # it comes from
+    begun_at: float
+    copied_at: float  # when its copy to the device began
+    size_bytes: int
 
 
 class Tiers:
-    """`post` runs a function on the engine thread."""
+    """`post` runs a function on the engine thread; `downloads` are for what is far away."""
 
     def __init__(
         self,
         *,
         cache: AdapterCache,
-        runner: Runner,
+        runner: StepRunner,
+        canary: Canary,
         keeper: Keeper,
         post: Callable[[Callable[[], None]], None],
         readers: ThreadPoolExecutor,
+        downloads: ThreadPoolExecutor,
         metrics: Metrics,
         clock: Clock,
     ) -> None:
         self._cache = cache
         self._runner = runner
+        self._canary = canary
         self._keeper = keeper
         self._post = post
-        self._readers = readers
+        self._pools = {False: readers, True: downloads}
         self._metrics = metrics
         self._clock = clock
         self._copies: dict[Version, HostAdapter] = {}
         self._reading: dict[Version, _Read] = {}
-        self._ahead: dict[Version, None] = {}  # to be fetched, in order
+        self._ahead: dict[Version, None] = {}  # to be read ahead, in order
+        self._foreseen: set[Version] = set()  # have no slot yet, and were read ahead
+        self._filling: list[_Filling] = []
+        self.rates = Rates()
+
+    @property
+    def loading(self) -> bool:
+        """Copies to the device are under way."""
+        return bool(self._filling)
 
     def carry_out(self) -> None:
         """Do what the cache wants until it wants nothing more now."""
+        for filling in [each for each in self._filling if each.arrival and each.arrival.query()]:
+            self._filling.remove(filling)
+            self._filled(filling)
         while commands := self._cache.poll(self._clock()):
             for command in commands:
                 self._do(command)
+        unplaced = self._cache.unplaced_versions()
+        self._foreseen.intersection_update(unplaced)
+        for version in unplaced[:_AHEAD_MAX]:
+            if version not in self._foreseen:  # once: when memory is short it may be let go again
+                self._foreseen.add(version)
+                self.fetch(version)
 
     def fetch(self, version: Version) -> None:
         """Bring a copy to host memory ahead of its use; one that is there counts as used now."""
         if version in self._copies:
             self._cache.read(*version)
-        else:
+        elif version not in self._reading:
             self._ahead[version] = None
-            self._fetch_next()
+            self._read_ahead()
 
-    def keep(self, version: Version, host: HostAdapter) -> None:
-        """A copy that was read."""
-        self._copies[version] = host
-        self._cache.read(*version)
+    def keep(self, version: Version, host: HostAdapter, reload_s: float | None = None) -> None:
+        """A copy that was read (from the disk, if `reload_s` is None): one in memory a content."""
+        twin = self._twin(version[1])
+        self._copies[version] = host if twin is None else replace(twin, adapter=version[0])
+        from_disk_s = host.size_bytes / _DISK_BYTES_PER_S
+        self._cache.read(*version, from_disk_s if reload_s is None else reload_s)
+
+    def _twin(self, digest: str) -> HostAdapter | None:
+        return next((host for host in self._copies.values() if host.digest == digest), None)
 
     def _do(self, command: Command) -> None:
         match command:
-            case Load(adapter, digest, slot, Tier.HOST):
-                host, begun_at = self._copies[adapter, digest], self._clock()
-                self._fill((adapter, digest), slot, host, Tier.HOST, begun_at)
-            case Load(adapter, digest, slot):
-                self._read((adapter, digest), slot)
+            case Load(adapter, digest, slot, tier):
+                version = (adapter, digest)
+                if tier is Tier.DISK and (twin := self._twin(digest)) is not None:
+                    self.keep(version, twin)
+                    tier = Tier.HOST
+                host = self._copies.get(version)
+                if host is not None:
+                    self._fill(version, slot, host, tier, self._clock())
+                elif self._keeper.at_hand(adapter):
+                    self._read(version, slot=slot)
+                else:
+                    self._cache.postpone(adapter, digest, slot)
+            case Fetch(adapter, digest):
+                self._read((adapter, digest), wanted=True)
             case Evict(_, slot):
                 self._runner.clear(slot)
                 self._metrics.evicted(Tier.GPU)
@@ -114,71 +182,118 @@ class Tiers:
             case _:
                 assert_never(command)
 
-    def _fetch_next(self) -> None:
-        ahead = any(read.slot is None for read in self._reading.values())
-        while self._ahead and not ahead:
-            version = next(iter(self._ahead))
-            del self._ahead[version]
-            if version not in self._copies and version not in self._reading:
-                self._read(version, None)
-                return
+    def _read_ahead(self) -> None:
+        """One from the disk and one from afar at a time."""
+        busy = {read.remote for read in self._reading.values() if read.ahead}
+        for version in list(self._ahead):
+            if version in self._copies or version in self._reading:
+                del self._ahead[version]
+            elif (remote := not self._keeper.at_hand(version[0])) not in busy:
+                del self._ahead[version]
+                busy.add(remote)
+                self._read(version)
 
-    def _read(self, version: Version, slot: int | None) -> None:
-        under_way = self._reading.get(version)
-        if under_way is None:
-            self._reading[version] = _Read(self._clock(), slot)
-            self._readers.submit(self._read_one, version)
-        else:  # it was being fetched ahead: now somebody waits for it
-            under_way.slot = slot
+    def _read(self, version: Version, *, slot: int | None = None, wanted: bool = False) -> None:
+        read = self._reading.get(version)
+        if read is None:
+            remote = not self._keeper.at_hand(version[0])
+            read = self._reading[version] = _Read(remote, self._clock())
+            self._pools[remote].submit(self._read_one, version)
+        # If it was being read ahead, now somebody waits for it.
+        read.slot = read.slot if slot is None else slot
+        read.wanted = read.wanted or wanted
 
     def _read_one(self, version: Version) -> None:
-        """On a reader thread."""
+        """On a thread of either pool."""
+        begun_at = self._clock()
         try:
             host = self._keeper.read(version[0])
         except Exception as error:  # any fault is this adapter's, never the engine's
             fault = error
             self._post(lambda: self._not_read(version, fault))
         else:
-            self._post(lambda: self._arrived(version, host))
+            seconds = self._clock() - begun_at
+            self._post(lambda: self._arrived(version, host, seconds))
 
-    def _arrived(self, version: Version, host: HostAdapter) -> None:
+    def _arrived(self, version: Version, host: HostAdapter, seconds: float) -> None:
         adapter, digest = version
+        read = self._reading[version]
+        rate = self.rates.fetch if read.remote else self.rates.read
+        rate.observe(host.size_bytes, seconds)
+        reload_s = self._reload_s(read, host)
         if host.digest != digest:
             self._keeper.replaced(adapter, host)
-            self.keep((adapter, host.digest), host)
+            self.keep((adapter, host.digest), host, reload_s)
             fault = BadAdapter("replaced", "its folder has other content by now")
             return self._not_read(version, fault)
-        read = self._reading.pop(version)
-        self.keep(version, host)
+        del self._reading[version]
+        self.keep(version, host, reload_s)
         if read.slot is not None:
-            self._fill(version, read.slot, host, Tier.DISK, read.begun_at)
-        self._fetch_next()
+            self._fill(version, read.slot, self._copies[version], Tier.DISK, read.begun_at)
+        self._read_ahead()
         return None
+
+    def _reload_s(self, read: _Read, host: HostAdapter) -> float:
+        """What it would cost to read this again."""
+        nearer, farther = self.rates.read.bytes_per_s, self.rates.fetch.bytes_per_s
+        far = nearer / farther if read.remote and nearer and farther else 1.0
+        return host.size_bytes / _DISK_BYTES_PER_S * min(max(far, 1.0), _FAR_MAX)
 
     def _not_read(self, version: Version, fault: Exception) -> None:
         read = self._reading.pop(version)
         _log.warning("adapter not read", extra={"adapter": version[0], "reason": _reason(fault)})
         if read.slot is not None:
-            self._failed(version, read.slot, fault)
-        self._fetch_next()
+            self._cache.load_failed(*version, read.slot, _reason(fault))
+        elif read.wanted:
+            self._cache.fetch_failed(*version, _reason(fault))
+        if not read.ahead:
+            self._failed(version, fault)
+        self._read_ahead()
 
-    def _failed(self, version: Version, slot: int, fault: Exception) -> None:
+    def _failed(self, version: Version, fault: Exception) -> None:
         self._metrics.load_failed()
-        self._cache.load_failed(*version, slot, _reason(fault))
-        passing = not isinstance(fault, BadAdapter) or fault.code in _PASSING
+        passing = not isinstance(fault, BadAdapter) or fault.code in PASSING
+        self._keeper.tried(version, fault)
         self._keeper.lost(version[0], passing=passing)
 
     def _fill(
         self, version: Version, slot: int, host: HostAdapter, tier: Tier, begun_at: float
     ) -> None:
+        copied_at = self._clock()
         try:
-            self._runner.load(slot, host)
+            arrival = self._runner.load(slot, host, self._cache.pages_in(slot))
         except Exception as error:
-            _log.exception("adapter not loaded", extra={"adapter": version[0]})
-            self._failed(version, slot, error)
+            self._not_filled(version, slot, error)
+            return
+        filling = _Filling(arrival, version, slot, tier, begun_at, copied_at, host.size_bytes)
+        if arrival is None:
+            self._filled(filling)
         else:
-            self._metrics.loaded(tier, self._clock() - begun_at)
-            self._cache.loaded(*version, slot)
+            self._filling.append(filling)
+
+    def _filled(self, filling: _Filling) -> None:
+        """Its weights are in their pages; what they compute is tried before anybody is answered."""
+        now, version, slot = self._clock(), filling.version, filling.slot
+        self.rates.copy.observe(filling.size_bytes, now - filling.copied_at)
+        try:
+            self._canary.fly(slot, version[1])
+        except Exception as error:
+            self._not_filled(version, slot, error)
+            return
+        self._metrics.loaded(filling.tier, self._clock() - filling.begun_at)
+        self._cache.loaded(*version, slot)
+        self._keeper.tried(version, None)
+
+    def _not_filled(self, version: Version, slot: int, fault: Exception) -> None:
+        expected = isinstance(fault, BadAdapter)
+        _log.log(
+            logging.WARNING if expected else logging.ERROR,
+            "adapter not loaded",
+            extra={"adapter": version[0], "reason": _reason(fault)},
+            exc_info=None if expected else fault,
+        )
+        self._cache.load_failed(*version, slot, _reason(fault))
+        self._failed(version, fault)
 
 
 def _reason(error: Exception) -> str:

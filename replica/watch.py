@@ -81,6 +81,6 @@ def _content(
     answer: adapter_store.Found | adapter_store.Refused,
 ) -> tuple[AdapterId, Offered | Refused]:
     if isinstance(answer, adapter_store.Found):
-        offered = Offered(answer.adapter, answer.digest, answer.rank, answer.size_bytes)
-        return answer.adapter, offered
+        size = answer.size_bytes, answer.pages
+        return answer.adapter, Offered(answer.adapter, answer.digest, answer.rank, *size)
     return answer.adapter, Refused(answer.adapter, f"{answer.reason_code}: {answer.message}")

@@ -55,17 +55,21 @@ class ReplicaReport:
     running: int
     waiting: int
     pages_total: int
-    pages_free: int
+    pages_free: int  # what a new sequence could have, cached pages included
     max_model_len: int
     heartbeat_s: float  # the longest silence between two reports
     draining: bool = False
+    merged: AdapterId | None = None  # folded into the base: it serves this adapter and nothing else
     adapters: tuple[AdapterState, ...] = ()
+    pages_cached: int = 0  # of the free: they hold keys that may be wanted again
+    pages_adapters: int = 0  # held by adapters, in use or idle
     max_rank: int = 0  # adapters of a higher rank are refused; 0: it does not say
-    merged: AdapterId | None = None  # folded into the base's weights: it serves this one only
     host_max: int = 0  # adapters that fit in host memory; 0: not counted
     host_bytes: int = 0  # bytes of adapters that fit in host memory; 0: not counted
     copy_bytes_per_s: float = 0.0  # measured, host memory to a slot; 0: not yet
     read_bytes_per_s: float = 0.0  # measured, disk to host memory; 0: not yet
+    fetch_bytes_per_s: float = 0.0  # measured, object store to host memory; 0: not yet
+    host_bytes_used: int = 0  # of copies in host memory, or on their way there
     store: str = ""  # all that this store lists and `adapters` does not name is on disk here
 
 

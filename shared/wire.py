@@ -32,6 +32,10 @@ ADAPTER_VERSION: Final = "x-loraplex-adapter-version"
 FLEET_TOKEN: Final = "x-loraplex-fleet-token"
 """Request header that proves to a replica that the caller runs the fleet."""
 
+CACHE_SALT: Final = "x-loraplex-cache-salt"
+"""Request header of the fleet: cached keys are shared only among requests that have the same. A
+gateway lets no `x-loraplex-*` of a client pass, and a replica that has a fleet token wants it."""
+
 
 class WireError(ValueError):
     """Bytes that are not the message they should be; the text names the field."""
@@ -60,9 +64,11 @@ def decode_report(line: bytes) -> ReplicaReport:
             max_model_len=_int(raw, "max_model_len"),
             heartbeat_s=float(raw["heartbeat_s"]),
             draining=bool(raw.get("draining", False)),
+            merged=AdapterId(_str(raw, "merged")) if raw.get("merged") is not None else None,
             adapters=tuple(_adapter(item) for item in raw.get("adapters", ())),
+            pages_cached=int(raw.get("pages_cached", 0)),
+            pages_adapters=int(raw.get("pages_adapters", 0)),
             max_rank=int(raw.get("max_rank", 0)),
-            merged=None if raw.get("merged") is None else AdapterId(_str(raw, "merged")),
             host_max=int(raw.get("host_max", 0)),
             host_bytes=int(raw.get("host_bytes", 0)),
             copy_bytes_per_s=float(raw.get("copy_bytes_per_s", 0)),

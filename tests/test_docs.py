@@ -34,12 +34,14 @@ def commands(group: typer.Typer = app, path: tuple[str, ...] = ()) -> Iterator[t
 
 
 COMMANDS = sorted(commands())
-PROCESSES = {("gateway",), ("replica",)}  # these commands become another program
+PROCESSES = {("gateway",), ("replica",), ("lesson",), ("simulate",), ("trace",)} | {
+    ("bench", part) for part in ("kernels", "engine", "residency", "agreement")
+}  # these become another program
 
 
 def run(*words: str) -> tuple[int, str]:
     """Exit code and output of a command."""
-    if words[:1] in PROCESSES:
+    if words[:1] in PROCESSES or words[:2] in PROCESSES:
         done = loraplex(*words)
         return done.returncode, done.stdout + done.stderr
     result = CliRunner().invoke(app, list(words))

@@ -81,14 +81,20 @@ class Admin:
         present = {name: value for name, value in query.items() if value is not None}
         return self._call("GET", path, params=present)
 
-    def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        return self._call("POST", path, json=body or {})
+    def post(
+        self, path: str, body: Mapping[str, Any] | None = None, *, version: int | None = None
+    ) -> Any:
+        return self._call("POST", path, json=body or {}, headers=_if_match(version))
 
-    def patch(self, path: str, body: Mapping[str, Any]) -> Any:
-        return self._call("PATCH", path, json=body)
+    def patch(self, path: str, body: Mapping[str, Any], *, version: int | None = None) -> Any:
+        """With `version` only what has still that version is changed."""
+        return self._call("PATCH", path, json=body, headers=_if_match(version))
 
-    def delete(self, path: str) -> Any:
-        return self._call("DELETE", path)
+    def put(self, path: str, body: Mapping[str, Any]) -> Any:
+        return self._call("PUT", path, json=body)
+
+    def delete(self, path: str, *, version: int | None = None) -> Any:
+        return self._call("DELETE", path, headers=_if_match(version))
 
     def _call(self, method: str, path: str, **arguments: Any) -> Any:
         try:
@@ -98,6 +104,10 @@ class Admin:
         if reply.is_success:
             return reply.json() if reply.content else None
         raise refused(reply)
+
+
+def _if_match(version: int | None) -> dict[str, str]:
+    return {} if version is None else {"If-Match": f'"{version}"'}
 
 
 def admin(gateway: str = "") -> Admin:

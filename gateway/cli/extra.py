@@ -7,7 +7,7 @@ from typing import Final
 
 from gateway.cli.failure import Failure
 
-_REPLICA: Final = ("torch", "tokenizers", "safetensors", "numpy", "jinja2", "llguidance")
+_REPLICA: Final = ("torch", "tokenizers", "safetensors", "numpy", "jinja2", "llguidance", "obstore")
 """What a replica imports on any device; found only, since importing torch takes seconds."""
 
 

@@ -67,9 +67,12 @@ def text(value: Any) -> str:
     return str(value)
 
 
-def left(line: Row | None) -> str:
-    """One limit of `tenants/{id}/quota`."""
-    return "no limit" if line is None else f"{line['remaining']:,} of {line['limit']:,}"
+def left(limits: Sequence[Row], name: str) -> str:
+    """One limit of `tenants/{id}/quota`, over all adapters."""
+    for line in limits:
+        if line["name"] == name and not line["model"]:
+            return f"{line['remaining']:,} of {line['limit']:,}"
+    return "no limit"
 
 
 def when(at: float) -> str:

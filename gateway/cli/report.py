@@ -105,9 +105,9 @@ def quotas(fleet: Fleet, answers: Sequence[Answer]) -> str:
                 {
                     "tenant": tenant,
                     "requests_left": said[tenant].requests_left,
-                    "now": left(now["requests"]),
+                    "now": left(now["limits"], "requests"),
                     "tokens_left": said[tenant].tokens_left,
-                    "now ": left(now["tokens"]),
+                    "now ": left(now["limits"], "tokens"),
                 }
             )
     return _titled("What each tenant had left of its minute, and has now", rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final
 from urllib.parse import quote
 
@@ -11,9 +11,9 @@ import typer
 
 from gateway.cli.client import GatewayOption, admin
 from gateway.cli.failure import Failure, usage_failure
-from gateway.cli.output import JsonFlag, left, note, show, show_json, table, when
+from gateway.cli.limit_options import Money, Number, flat, limits_of
+from gateway.cli.output import JsonFlag, note, show, show_json, table, when
 
-UNLIMITED: Final = "none"
 _COLUMNS: Final = ("id", "weight", "requests_per_min", "tokens_per_min", "models")
 
 
@@ -40,7 +40,14 @@ ModelOption = Annotated[
     list[str] | None,
     typer.Option("--model", metavar="NAME", help="May use this; repeat for more. Default: all."),
 ]
-LimitOption = Annotated[str | None, typer.Option(metavar="N", help="A whole number, or `none`.")]
+AdapterOption = Annotated[
+    str, typer.Option(metavar="NAME", help="The limits named are this adapter's alone.")
+]
+ShadowOption = Annotated[
+    bool | None,
+    typer.Option("--shadow/--enforce", help="Only count what is over the limits, or refuse it."),
+]
+YesFlag = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 
 def list_all(gateway: GatewayOption = "", as_json: JsonFlag = False) -> None:
@@ -59,9 +66,9 @@ def show_one(
 ) -> None:
     """One tenant: limits, what is left of them, keys (never the secrets)."""
     with admin(gateway) as api:
-        path = f"tenants/{quote(tenant, safe='')}"
+        path = _path(tenant)
         found, quota = api.get(path), api.get(f"{path}/quota")
-    found["left"] = {name: quota[name] for name in ("requests", "tokens", "degraded")}
+    found["left"] = {name: quota[name] for name in ("limits", "degraded")}
     if as_json:
         show_json(found)
         return
@@ -72,13 +79,22 @@ def create(
     tenant: TenantArgument,
     weight: WeightOption = None,
     model: ModelOption = None,
-    requests_per_min: LimitOption = None,
-    tokens_per_min: LimitOption = None,
+    adapter: AdapterOption = "",
+    requests_per_min: Number = None,
+    tokens_per_min: Number = None,
+    input_tokens_per_min: Number = None,
+    output_tokens_per_min: Number = None,
+    concurrency: Number = None,
+    tokens_per_day: Number = None,
+    tokens_per_month: Number = None,
+    spend_per_day: Money = None,
+    spend_per_month: Money = None,
+    shadow: ShadowOption = None,
     gateway: GatewayOption = "",
     as_json: JsonFlag = False,
 ) -> None:
     """Make a tenant; without limits it has none. It still needs a key."""
-    body = _fields(weight, model, requests_per_min, tokens_per_min)
+    body = _fields(locals())
     with admin(gateway) as api:
         made = api.post("tenants", {"id": tenant, **body})
     _report(made, as_json)
@@ -89,30 +105,34 @@ def set_fields(
     tenant: TenantArgument,
     weight: WeightOption = None,
     model: ModelOption = None,
-    requests_per_min: LimitOption = None,
-    tokens_per_min: LimitOption = None,
+    adapter: AdapterOption = "",
+    requests_per_min: Number = None,
+    tokens_per_min: Number = None,
+    input_tokens_per_min: Number = None,
+    output_tokens_per_min: Number = None,
+    concurrency: Number = None,
+    tokens_per_day: Number = None,
+    tokens_per_month: Number = None,
+    spend_per_day: Money = None,
+    spend_per_month: Money = None,
+    shadow: ShadowOption = None,
     gateway: GatewayOption = "",
     as_json: JsonFlag = False,
 ) -> None:
     """Change what is named and leave the rest. `--model '*'` allows all."""
-    body = _fields(weight, model, requests_per_min, tokens_per_min)
+    body = _fields(locals())
     if not body:
         raise usage_failure("nothing to set: name at least one of the options.")
     with admin(gateway) as api:
-        changed = api.patch(f"tenants/{quote(tenant, safe='')}", body)
+        changed = api.patch(_path(tenant), body)
     _report(changed, as_json)
 
 
-def delete(
-    tenant: TenantArgument,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    gateway: GatewayOption = "",
-) -> None:
+def delete(tenant: TenantArgument, yes: YesFlag = False, gateway: GatewayOption = "") -> None:
     """Remove a tenant and its keys; its usage stays on record."""
-    if not yes and not typer.confirm(f"Remove tenant {tenant} and all its keys?"):
-        raise Failure("nothing was removed.")
+    confirmed(yes, f"Remove tenant {tenant} and all its keys?")
     with admin(gateway) as api:
-        api.delete(f"tenants/{quote(tenant, safe='')}")
+        api.delete(_path(tenant))
     note(f"removed {tenant}")
 
 
@@ -121,50 +141,78 @@ def key_create(
 ) -> None:
     """Make an API key. The secret is printed now and never again: only its hash is kept."""
     with admin(gateway) as api:
-        made = api.post(f"tenants/{quote(tenant, safe='')}/keys")
-    if as_json:
-        show_json(made)
-        return
-    print(made["secret"])
-    note(f"key {made['id']} of {tenant}; it is not shown again")
+        made = api.post(f"{_path(tenant)}/keys")
+    _secret(made, as_json)
+
+
+def key_rotate(
+    tenant: TenantArgument,
+    key: KeyArgument,
+    grace: Annotated[
+        float, typer.Option(metavar="SECONDS", help="The old key works on for so long.")
+    ] = 0.0,
+    yes: YesFlag = False,
+    gateway: GatewayOption = "",
+    as_json: JsonFlag = False,
+) -> None:
+    """Make a key in place of one, which ends now or after --grace. The secret is shown once."""
+    if grace == 0:
+        confirmed(yes, f"Key {key} of {tenant} stops working now (--grace gives it time). Go on?")
+    with admin(gateway) as api:
+        made = api.post(f"{_path(tenant)}/keys/{quote(key, safe='')}/rotate", {"grace_s": grace})
+    _secret(made, as_json)
+    note(f"key {key} " + (f"ends in {grace:g} s" if grace else "has ended"))
 
 
 def key_revoke(
     tenant: TenantArgument,
     key: KeyArgument,
+    yes: YesFlag = False,
     gateway: GatewayOption = "",
 ) -> None:
     """Make a key worthless, at once."""
+    confirmed(yes, f"Key {key} of {tenant} stops working now. Go on?")
     with admin(gateway) as api:
-        api.delete(f"tenants/{quote(tenant, safe='')}/keys/{quote(key, safe='')}")
+        api.delete(f"{_path(tenant)}/keys/{quote(key, safe='')}")
     note(f"revoked {key}")
 
 
-def _fields(
-    weight: float | None, models: list[str] | None, requests: str | None, tokens: str | None
-) -> dict[str, Any]:
+def confirmed(yes: bool, question: str) -> None:
+    """Raises Failure unless it is meant."""
+    if not yes and not typer.confirm(question):
+        raise Failure("nothing was changed.")
+
+
+def _path(tenant: str) -> str:
+    return f"tenants/{quote(tenant, safe='')}"
+
+
+def _fields(options: Mapping[str, Any]) -> dict[str, Any]:
     """The body of a change: only what was named."""
-    given = {"requests_per_min": requests, "tokens_per_min": tokens}
-    limits = {name: _limit(name, text) for name, text in given.items() if text is not None}
-    body: dict[str, Any] = {}
+    limits = limits_of({n: v for n, v in options.items() if "_per_" in n or n == "concurrency"})
+    weight, models, body = options["weight"], options["model"], dict[str, Any]()
     if weight is not None:
         if not math.isfinite(weight):
             raise usage_failure(f"--weight {weight}: a finite number above 0.")
         body["weight"] = weight
     if models:
         body["models"] = models
+    if options["shadow"] is not None:
+        body["shadow"] = options["shadow"]
+    if options["adapter"] and not limits:
+        raise usage_failure("--adapter needs at least one limit that is for it.")
     if limits:
-        body["limits"] = limits
+        own = options["adapter"]
+        body |= {"adapter_limits": {own: limits}} if own else {"limits": limits}
     return body
 
 
-def _limit(name: str, text: str) -> int | None:
-    if text == UNLIMITED:
-        return None
-    if not text.isdecimal():
-        flag = f"--{name.replace('_', '-')}"
-        raise usage_failure(f"{flag} {text}: a whole number, or `{UNLIMITED}` for no limit.")
-    return int(text)
+def _secret(made: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        show_json(made)
+        return
+    print(made["secret"])
+    note(f"key {made['id']} of {made['tenant']}; it is not shown again")
 
 
 def _report(tenant: dict[str, Any], as_json: bool) -> None:
@@ -175,17 +223,27 @@ def _report(tenant: dict[str, Any], as_json: bool) -> None:
 
 
 def _print(tenant: dict[str, Any]) -> None:
-    lines = {f"{name}_left": left(tenant["left"][name]) for name in ("requests", "tokens")}
-    print(table([_flat(tenant) | lines], (*_COLUMNS, *lines)))
+    print(table([_flat(tenant)], ("id", "weight", "models", "shadow")))
+    print()
+    rows = [
+        {
+            "limit": line["name"].replace("_", " "),
+            "of_adapter": line["model"],
+            "allowed": line["limit"],
+            "left": line["remaining"],
+        }
+        for line in tenant["left"]["limits"]
+    ]
+    show(rows, ("limit", "of_adapter", "allowed", "left"), empty="no limits")
     if tenant["left"]["degraded"]:
         note("the store does not answer: what is left is this gateway's own count")
     print()
-    keys = [key | {"created": when(key["created"])} for key in tenant["keys"]]
-    show(keys, ("id", "prefix", "created"), empty="no keys")
+    keys = [
+        key | {"created": when(key["created"]), "expires": key["expires"] and when(key["expires"])}
+        for key in tenant["keys"]
+    ]
+    show(keys, ("id", "prefix", "created", "expires"), empty="no keys")
 
 
 def _flat(tenant: dict[str, Any]) -> dict[str, Any]:
-    limits = {
-        name: UNLIMITED if limit is None else limit for name, limit in tenant["limits"].items()
-    }
-    return {**tenant, **limits}
+    return {**tenant, **flat(tenant["limits"])}

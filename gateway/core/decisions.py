@@ -46,6 +46,7 @@ class Placement(NamedTuple):
 
     choice: Choice
     queue_s: float  # since it arrived
+    boot: str = ""  # the replica's life, as it last reported
 
     @property
     def replica(self) -> ReplicaId:

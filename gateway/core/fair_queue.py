@@ -12,18 +12,17 @@ other, plus the corrections in flight (Goyal, Vin & Cheng, Start-time Fair Queue
 cost of Sheng et al., Fairness in Serving Large Language Models, 2024). The present is the highest
 level at which a tenant was served. A tenant that returns from idleness is lifted to it: idleness
 banks nothing, and an idle tenant at or below the present need not even be remembered. The lift
-compares levels, not tags: a tag is swollen by estimates that later shrink, and who joined there
-would wait until others had really had that much.
+compares levels, not tags: a tag is swollen by estimates that later shrink. What a tenant had at
+other gateways counts as had here (gateway/core/service.py): service lifts its level, to `lag_max`
+above the present at most, and what runs there its tag.
 
 A tenant's requests stand in lines, one per placement key (the adapter, and what must be avoided),
 each first in first out. Among its lines a tenant offers the one whose head came first. A line whose
 head cannot be placed now is parked by the caller: it keeps its place in the tenant's order and the
 tenant keeps its tag, while the other lines and tenants go on (delay scheduling). A tenant all of
 whose lines are parked falls behind the present and is owed the difference, up to `lag_max`: more,
-and one blocked for minutes would starve all others on its return.
-
-Only tenants with a line to offer are in the order, a sorted list: a pop costs a bisection and a
-short memory move, however many tenants are idle or parked. Removal is a dictionary's.
+and one blocked for minutes would starve all others on its return. Only tenants with a line to offer
+are in the order, a sorted list: a pop costs a bisection.
 """
 
 from __future__ import annotations
@@ -51,6 +50,12 @@ class FairQueue(Generic[Key]):
         self._stamp = 0  # of ranks: equal tags go in the order in which they were ranked
         self._places = 0
         self._sweep_at = 64
+        self._served: dict[TenantId, float] = {}  # cost units settled since `take_served`
+
+    @property
+    def gap(self) -> float:
+        """Virtual service between the least and the most served of those whose turn it may be."""
+        return self._order[-1][0] - self._order[0][0] if self._order else 0.0
 
     # -- in and out
 
@@ -139,6 +144,25 @@ class FairQueue(Generic[Key]):
                 self._offer(self._tenants[tenant], line)
                 self._rank(self._tenants[tenant])
 
+    # -- several gateways
+
+    def take_served(self) -> dict[TenantId, float]:
+        """Cost units that were settled for each tenant since this was last asked."""
+        served, self._served = self._served, {}
+        return served
+
+    def running(self) -> dict[TenantId, float]:
+        """Estimated cost units of each tenant that are in flight."""
+        return {t.id: t.unsettled * t.weight for t in self._tenants.values() if t.in_flight}
+
+    def served_elsewhere(self, tenant: TenantId, served: float, running: float) -> None:
+        """It had so many cost units more at other gateways, and has `running` in flight there."""
+        if (mine := self._tenants.get(tenant)) is not None:  # who is idle here is not compared
+            lifted = min(mine.level + served / mine.weight, self._present + self._lag_max)
+            mine.level = max(mine.level, lifted)
+            mine.elsewhere = running / mine.weight
+            self._rank(mine)
+
     # -- questions
 
     def __len__(self) -> int:
@@ -154,8 +178,7 @@ class FairQueue(Generic[Key]):
 
     def of_key(self, key: Key) -> list[RequestId]:
         """Everybody in the lines of this key, in order of arrival."""
-        lines = self._by_key.get(key, {}).values()
-        entries = [entry for line in lines for entry in line.entries.values()]
+        entries = [e for line in self._by_key.get(key, {}).values() for e in line.entries.values()]
         return [entry.request for entry in sorted(entries, key=lambda entry: entry.place)]
 
     # -- inside
@@ -214,6 +237,7 @@ class FairQueue(Generic[Key]):
         mine.in_flight -= 1
         mine.unsettled = mine.unsettled - entry.charge if mine.in_flight else 0.0
         mine.level += actual / entry.weight
+        self._served[mine.id] = self._served.get(mine.id, 0.0) + actual
         self._rank(mine)
         self._forget_if_idle(mine)
 

@@ -13,7 +13,7 @@ from gateway.core.outlook import Outlook
 from gateway.core.popularity import Expected
 from gateway.core.replica import Replica
 from gateway.core.waiting_room import WaitingRoom
-from shared.ids import ReplicaId
+from shared.ids import ReplicaId, TenantId
 from shared.messages import AdapterState, ReplicaReport
 
 
@@ -121,3 +121,14 @@ class Membership(Outlook):
     def _note_room(self, replica: ReplicaId | None) -> None:
         if replica is not None and replica in self._fleet.open:
             self._room.note_room(replica)
+
+    # -- several gateways: fair_queue's words
+
+    def take_served(self) -> dict[TenantId, float]:
+        return self._room.take_served()
+
+    def running(self) -> dict[TenantId, float]:
+        return self._room.running()
+
+    def served_elsewhere(self, tenant: TenantId, served: float, running: float) -> None:
+        self._room.served_elsewhere(tenant, served, running)

@@ -37,6 +37,7 @@ class Tenant(Generic[Key]):
     weight: float
     level: float
     unsettled: float = 0.0
+    elsewhere: float = 0.0  # unsettled at other gateways, in virtual units
     waiting: int = 0
     in_flight: int = 0
     lines: dict[Key, Line[Key]] = field(default_factory=dict)
@@ -45,4 +46,4 @@ class Tenant(Generic[Key]):
 
     @property
     def tag(self) -> float:
-        return self.level + self.unsettled
+        return self.level + self.unsettled + self.elsewhere

@@ -54,6 +54,11 @@ class WaitingRoom:
         self._freed: set[ReplicaId] = set()
         self._nearer: set[AdapterId] = set()
 
+    @property
+    def gap(self) -> float:
+        """Of service between tenants that wait, in weighted tokens for a weight of 1."""
+        return self._queue.gap
+
     # -- in and out
 
     def enter(self, ticket: Ticket, *, cost: float, waiting_max: int) -> bool:
@@ -109,6 +114,18 @@ class WaitingRoom:
             return False
         self._queue.remove(request)
         return True
+
+    # -- several gateways
+
+    def take_served(self) -> dict[TenantId, float]:
+        """What each tenant really cost since this was last asked."""
+        return self._queue.take_served()
+
+    def running(self) -> dict[TenantId, float]:
+        return self._queue.running()
+
+    def served_elsewhere(self, tenant: TenantId, served: float, running: float) -> None:
+        self._queue.served_elsewhere(tenant, served, running)
 
     # -- passing over
 

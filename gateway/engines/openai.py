@@ -19,7 +19,7 @@ from typing import Any, Final
 import orjson
 
 from gateway.config import ReplicaEntry
-from gateway.connection import (
+from gateway.exchange import (
     ConnectFailed,
     Flow,
     Headers,
@@ -74,6 +74,8 @@ class OpenAIServer:
                 level = logging.WARNING if up else logging.DEBUG
                 _log.log(level, "poll failed", extra={"replica": self._replica, "why": str(error)})
                 up = False
+                # what comes back may have been started anew, cold: it has its slow start
+                self._boot = token_hex(8)
             else:
                 self._pump.report(report)
                 up = True

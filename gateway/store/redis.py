@@ -15,8 +15,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -25,8 +24,8 @@ from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.connection import SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError, ResponseError
 
+from gateway.store.patience import PATIENCE_S, patient, translated
 from gateway.store.wire import Answered, StoreAway, StoreError, Wire, Word
 from shared import tasks
 
@@ -34,8 +33,6 @@ __all__ = ["Store", "StoreAway", "StoreError", "Word"]
 
 _log = logging.getLogger(__name__)
 
-PATIENCE_S: Final = 5.0
-"""Limit of a change or a read."""
 _DIAL_S: Final = 2.0
 _REDIAL_MIN_S: Final = 0.05
 _REDIAL_MAX_S: Final = 1.0
@@ -61,7 +58,7 @@ class Store:
             url,
             max_connections=_POOL_MAX,
             timeout=PATIENCE_S,
-            # Bounded by `_patient` instead: redis-py would use asyncio.wait_for, and before Python
+            # Bounded by `patient` instead: redis-py would use asyncio.wait_for, and before Python
             # 3.12 that swallows a cancellation that comes at the wrong moment.
             socket_timeout=None,
             socket_connect_timeout=_DIAL_S,
@@ -170,23 +167,45 @@ class Store:
     async def change(self, name: str, keys: Sequence[str], args: Sequence[Word]) -> Any:
         """Run `name.lua` with patience; strings in the reply are str."""
         words: list[Any] = [*[self._prefix + key for key in keys], *args]
-        async with _patient():
+        async with patient():
             reply: Any = await self._client.eval(self._scripts[name].text, len(keys), *words)
             return reply
 
     async def number(self, key: str) -> int:
         """The integer at `key`, 0 when there is none."""
-        async with _patient():
+        async with patient():
             return int(await self._client.get(self._prefix + key) or 0)
 
     async def hashes(self, keys: Sequence[str]) -> list[dict[str, str]]:
         """The whole hash at each key, empty where there is none; read one after the other."""
-        async with _patient():
+        async with patient():
             pipeline = self._client.pipeline(transaction=False)
             for key in keys:
                 pipeline.hgetall(self._prefix + key)
             found: list[dict[str, str]] = await pipeline.execute()
             return found
+
+    async def entries(
+        self, stream: str, *, after: str = "", most: int, newest: bool = False
+    ) -> list[tuple[str, dict[str, str]]]:
+        """Entries of a stream with their ids, `after` one; oldest first, or newest first."""
+        key, begin = self._prefix + stream, f"({after}" if after else "-"
+        async with patient():
+            if newest:
+                found: Any = await self._client.xrevrange(key, "+", begin, count=most)
+            else:
+                found = await self._client.xrange(key, begin, "+", count=most)
+            return list(found)
+
+    async def trim(self, stream: str, through: str) -> int:
+        """Drop the entries up to this id; how many."""
+        at, _, number = through.partition("-")
+        async with patient():
+            after = f"{at}-{int(number) + 1}"
+            done: int = await self._client.xtrim(
+                self._prefix + stream, minid=after, approximate=False
+            )
+            return done
 
     async def listen(self, channel: str) -> AsyncIterator[str]:
         """Messages published on `channel` from now on; "" first, once subscribed.
@@ -194,7 +213,7 @@ class Store:
         What was published before that is not told: read the state then. Raises StoreAway when
         the connection breaks. A message can be lost without a word: poll as well, slowly.
         """
-        with _translated():
+        with translated():
             async with self._client.pubsub() as subscription:
                 await subscription.subscribe(self._prefix + channel)
                 async for message in subscription.listen():
@@ -265,27 +284,6 @@ class Store:
         host, port = options.get("host", "localhost"), int(options.get("port", 6379))
         _, wire = await loop.create_connection(make, host, port, ssl=tls)
         return wire
-
-
-@asynccontextmanager
-async def _patient() -> AsyncIterator[None]:
-    with _translated():
-        async with asyncio.timeout(PATIENCE_S):
-            yield
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    """redis-py's exceptions as ours."""
-    try:
-        yield
-    except ResponseError as error:
-        raise StoreError(str(error)) from error
-    except TimeoutError as error:
-        why = f"no answer within {PATIENCE_S:g} s; what was asked may have been done: look first"
-        raise StoreAway(f"the store did not answer: {why}", sent=True) from error
-    except (RedisError, OSError) as error:
-        raise StoreAway(f"the store cannot be reached: {error!s}", sent=True) from error
 
 
 def _is_forgotten(answer: object) -> bool:

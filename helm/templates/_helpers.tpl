@@ -158,6 +158,13 @@ The replica's file. No secret here: fleet_token comes from the environment; name
 Call with a pool's values.
 */}}
 {{- define "loraplex.replicaConfig" -}}
-{{- $chart := dict "base" "/models" "adapters" "/adapters" "host" "0.0.0.0" "port" 8000 -}}
+{{- $adapters := "/adapters" -}}
+{{- if .config.adapter_store -}}
+{{- if not .cache -}}
+{{- fail "replica.cache: adapter_store needs a volume for what it fetches, e.g. {volume: {emptyDir: {}}}" -}}
+{{- end -}}
+{{- $adapters = "/var/cache/loraplex" -}}
+{{- end -}}
+{{- $chart := dict "base" "/models" "adapters" $adapters "host" "0.0.0.0" "port" 8000 -}}
 {{- toYaml (merge $chart .config) -}}
 {{- end -}}

@@ -16,7 +16,7 @@ from typing import Annotated, Final
 import typer
 import uvloop
 
-from gateway import app
+from gateway import app, workers
 from gateway.config import GatewayConfig
 from gateway.registry import Registry
 from gateway.store.embedded import embedded
@@ -32,6 +32,9 @@ def main(
     replica: Annotated[list[str], typer.Option(help="URL of an OpenAI server; repeat it.")],
     port: Annotated[int, typer.Option(help="Tenants' port; 0 takes a free one.")] = 0,
     capacity: Annotated[int, typer.Option(help="Requests one replica runs at once.")] = 256,
+    processes: Annotated[
+        int, typer.Option("--workers", min=1, max=workers.WORKERS_MAX, help="On the one port.")
+    ] = 1,
     data: Annotated[
         Path | None, typer.Option(help="Folder of store and spool; a temporary one if none.")
     ] = None,
@@ -41,7 +44,7 @@ def main(
         place = data or Path(folder)
         with embedded(place) as url:
             config = configuration(replica, url, place / "spool", port=port, capacity=capacity)
-            uvloop.run(_serve(config))
+            uvloop.run(_serve(config, processes))
 
 
 def configuration(
@@ -60,9 +63,9 @@ def configuration(
     )
 
 
-async def _serve(config: GatewayConfig) -> None:
+async def _serve(config: GatewayConfig, processes: int) -> None:
     await _admit(config)
-    await app.run(config)
+    await (app.run(config) if processes == 1 else workers.run(config, processes))
 
 
 async def _admit(config: GatewayConfig) -> None:

@@ -1,10 +1,12 @@
-"""AdapterCache: which adapter is in which slot, who holds it, and what to load next.
+"""AdapterCache: which adapter is in which slot and pages, who holds it, and what to load next.
 
 Weights belong to a version, (adapter, digest), never to a name alone. Laws:
 
-- One slot a version. A lease ties a sequence to a slot, and ends exactly once, by `release`.
+- One slot a version, and its own pages of the pool, as many as its ranks take. A lease ties a
+  sequence to a slot, and ends exactly once, by `release`.
 - A slot that is held, or loading, or whose adapter is pinned, or that an older waiter wants, is
-  never given away. Among the rest the least recently used goes first, ties by adapter.
+  never given away for a load, and a load begins when it has a slot and all its pages at once
+  (`room.py` says who leaves for whom).
 - Waiters are served oldest first (ties by adapter): if one finds no slot, no younger one does.
 - A load that `poll` asked for ends once, by `loaded` or `load_failed`, also when its adapter was
   withdrawn or replaced meanwhile: then the slot is emptied at that moment.
@@ -12,50 +14,72 @@ Weights belong to a version, (adapter, digest), never to a name alone. Laws:
   the new one; the old leaves its slot and host memory as soon as nobody holds it.
 - FAILED is terminal, with its reason, until other content is offered or the adapter is withdrawn
   and offered again: a broken adapter is not read over and over.
-- Host memory keeps at most `host_max` copies (`host_tier.py`).
+- Host memory keeps at most `host_max` copies and `host_bytes` of them (`host_tier.py`). Two names
+  with the same content are two adapters here; only their bytes in host memory count once.
+- What is on no disk of this machine takes no slot while it comes: its load is given back
+  (`postpone`) and it is fetched to host memory first. It blocks nobody meanwhile.
 
-Commands come out of `poll` in the order in which they must be carried out. Two names with the same
-content are two adapters here. A load always finds a host place, because host_max >= slots.
+Commands come out of `poll` in the order in which they must be carried out.
 """
 
 from __future__ import annotations
 
-from replica.core.catalogue import Catalogue, Known
-from replica.core.commands import Command, Evict, EvictHost, Load
+from replica.core.adapter_view import AdapterView
+from replica.core.catalogue import Catalogue
+from replica.core.commands import Command, Evict, EvictHost, Fetch, Load
+from replica.core.far import Far
 from replica.core.host_tier import HostTier, Version
+from replica.core.pages import PagePool
+from replica.core.room import Prospect, Room
 from replica.core.slot_table import Slot, SlotTable
 from replica.core.waiters import Waiters
 from shared.ids import AdapterId
-from shared.messages import AdapterState, AdapterStatus, Tier
+from shared.messages import Tier
 
-__all__ = ["AdapterCache", "Command", "Evict", "EvictHost", "Load"]
+__all__ = ["AdapterCache", "Command", "Evict", "EvictHost", "Fetch", "Load"]
 
 
-class AdapterCache:
-    """Decides; the engine thread carries out. Slots are 0 .. slots - 1."""
+class AdapterCache(AdapterView):
+    """Decides; the engine thread carries out."""
 
-    def __init__(self, *, slots: int, host_max: int) -> None:
-        if slots < 1:
-            raise ValueError(f"an adapter cache needs at least one slot, not {slots}")
-        if host_max < slots:
-            raise ValueError(
-                f"host memory must have room for what the slots hold: {host_max} < {slots}; "
-                "raise max_cpu_loras or lower max_loras"
-            )
-        self._catalogue = Catalogue(pins_max=slots - 1)
-        self._slots = SlotTable(slots=slots)
-        self._host = HostTier(places=host_max)
+    def __init__(
+        self,
+        *,
+        slots: int,
+        host_max: int | None = None,
+        host_bytes: int | None = None,
+        pool: PagePool,
+        pages_max: int | None = None,
+    ) -> None:
+        """`pages_max`: pages of the pool that all adapters may have together. None: no limit."""
+        if host_max is not None and host_max < slots:
+            raise ValueError(f"host_max {host_max} is less than {slots} slots: raise max_cpu_loras")
+        self._pool = pool
+        pages_max = pool.pages if pages_max is None else pages_max
+        super().__init__(
+            catalogue=Catalogue(pins_max=slots - 1, pages_max=pages_max),
+            slots=SlotTable(slots=slots),
+            host=HostTier(places=host_max, max_bytes=host_bytes),
+        )
+        self._room = Room(slots=self._slots, pool=pool, pages_max=pages_max, spare=self._spare)
         self._waiters = Waiters()
-        self._unplaced: tuple[tuple[AdapterId, float], ...] = ()
+        self._promised: frozenset[int] = frozenset()  # slots of adapters that somebody waits for
+        self._far = Far(self._host)
+        self._short = False  # a load lacks nothing but pages of the pool
         self._outbox: list[Command] = []
         self._changed = True  # something that decides placing has changed since the last poll
-        self._states: tuple[AdapterState, ...] | None = None
 
     # --- what the store says
 
-    def offer(self, adapter: AdapterId, digest: str, rank: int, size_bytes: int) -> None:
+    def offer(
+        self, adapter: AdapterId, digest: str, rank: int, size_bytes: int, pages: int
+    ) -> None:
         """The store has this content under this name; again with another digest: a new version."""
-        self._retire(self._catalogue.offer(adapter, digest, rank, size_bytes))
+        self._retire(self._catalogue.offer(adapter, digest, rank, size_bytes, pages))
+        host_bytes = self._host.max_bytes
+        if host_bytes is not None and size_bytes > host_bytes:
+            reason = f"it takes {size_bytes} bytes, host memory has {host_bytes}: raise host_bytes"
+            self._catalogue.fail((adapter, digest), reason)
 
     def withdraw(self, adapter: AdapterId) -> None:
         """Gone from the store. Sequences that hold it finish; nobody else gets it."""
@@ -100,15 +124,12 @@ class AdapterCache:
             self._leave_if_old(slot)
             self._note()
 
-    def refusal(self, adapter: AdapterId) -> str | None:
-        """Why a new sequence of this adapter can never run here; None when it can."""
-        return self._catalogue.refusal(adapter)
-
     # --- what the engine reports
 
-    def read(self, adapter: AdapterId, digest: str) -> None:
-        """A copy is in host memory: on its way to a slot, or fetched ahead."""
+    def read(self, adapter: AdapterId, digest: str, reload_s: float = 0.0) -> None:
+        """A copy is in host memory, on its way to a slot or fetched ahead; it took `reload_s`."""
         version = (adapter, digest)
+        self._far.discard(version)
         letting_go = EvictHost(adapter, digest)
         slot = self._slots.find(version)
         if slot is not None and slot.loading:
@@ -118,7 +139,8 @@ class AdapterCache:
             return
         if letting_go in self._outbox:  # it speaks of the copy that was there before this one
             self._outbox = [command for command in self._outbox if command != letting_go]
-        self._let_go(self._host.arrive(version))
+        size_bytes = self._catalogue.size_bytes(version)
+        self._let_go(self._host.arrive(version, size_bytes, reload_s))
         self._note()
 
     def loaded(self, adapter: AdapterId, digest: str, slot: int) -> None:
@@ -130,9 +152,23 @@ class AdapterCache:
 
     def load_failed(self, adapter: AdapterId, digest: str, slot: int, reason: str) -> None:
         """What is in the slot now is nobody's weights: it is emptied before it is used again."""
+        version = adapter, digest
+        self._vacate(self._receiving(version, slot))
+        self._let_go(self._host.drop(version))
+        self._catalogue.fail(version, reason)
+        self._note()
+
+    def postpone(self, adapter: AdapterId, digest: str, slot: int) -> None:
+        """It is on another machine: its load gives the slot back until a copy has been fetched."""
         version = (adapter, digest)
         self._vacate(self._receiving(version, slot))
         self._let_go(self._host.drop(version))
+        self._far.add(version)
+        self._note()
+
+    def fetch_failed(self, adapter: AdapterId, digest: str, reason: str) -> None:
+        version = (adapter, digest)
+        self._far.discard(version)
         self._catalogue.fail(version, reason)
         self._note()
 
@@ -140,73 +176,55 @@ class AdapterCache:
 
     def poll(self, now: float) -> list[Command]:
         """Commands since the last poll. They follow from order alone: `now` decides nothing."""
-        if self._changed:
+        if self._changed or self._short:
             self._changed = False
             self._place()
         commands, self._outbox = self._outbox, []
         return commands
 
-    @property
-    def unplaced(self) -> tuple[tuple[AdapterId, float], ...]:
-        """Adapters that found no slot at the last poll, and since when; longest first."""
-        return self._unplaced
+    def make_room(self, pages: int, *, keep: int | None = None) -> bool:
+        """Idle adapters, but not the one in slot `keep`, leave until the pool has `pages`; False,
+        and nobody leaves, if that is not enough."""
+        if pages <= self._pool.available:
+            return True
+        current = map(self._catalogue.current, self._waiters.adapters())
+        awaited = (self._slots.find(version) for version in current if version is not None)
+        leaving = self._room.for_sequence(
+            pages, {slot.index for slot in awaited if slot is not None}, keep
+        )
+        for slot in leaving or ():
+            self._vacate(slot)
+            self._changed = True
+        return leaving is not None
 
-    @property
-    def slots_used(self) -> int:  # by weights there or on their way, old versions included
-        return self._slots.used
+    def prospect(self) -> Prospect:
+        """What an unplaced adapter would find if those left that may leave for it."""
+        return self._room.prospect(self._promised)
 
-    @property
-    def host_used(self) -> int:  # copies in host memory, or on their way there
-        return len(self._host)
-
-    def slot_of(self, adapter: AdapterId) -> int | None:
-        """Where a new sequence of this adapter would run, if it is resident."""
-        slot = self._resident(adapter)
-        return None if slot is None else slot.index
-
-    def slot_held(self, seq_id: str) -> int | None:
-        slot = self._slots.held_by(seq_id)
-        return None if slot is None else slot.index
-
-    def digest_in(self, slot: int) -> str:
-        """The version whose weights are in the slot; "" when none are."""
-        held = self._slots[slot]
-        return "" if held.loading or held.version is None else held.version[1]
-
-    def drainable(self) -> tuple[int, ...]:
-        """Slots that become free once nobody holds them: resident, their adapter not pinned."""
-        return tuple(slot.index for slot in self._slots if slot.resident and self._spare(slot))
-
-    def states(self) -> tuple[AdapterState, ...]:
-        """Every adapter that a new sequence may name, or may not and why; by name."""
-        if self._states is None:
-            self._states = tuple(self._state(name, known) for name, known in self._catalogue)
-        return self._states
+    def pages_of(self, adapter: AdapterId) -> int:
+        """What a load of it takes; 0 when there is nothing to load."""
+        version = self._catalogue.current(adapter)
+        return 0 if version is None else self._catalogue.pages(version)
 
     def check(self) -> None:
-        for part in (self._catalogue, self._slots, self._host, self._waiters):
+        for part in (self._catalogue, self._slots, self._room, self._host, self._waiters):
             part.check()
-        loading = {slot.version for slot in self._slots if slot.loading}
-        for slot in self._slots:
-            assert not slot.idle or self._is_current(slot), "an old version that nobody holds stays"
-            for seq in slot.holders:
-                assert seq not in self._waiters, f"{seq!r} waits for what it holds"
-        for version in self._host.versions():
-            busy = self._host.is_busy(version)
-            assert busy == (version in loading), f"{version}: busy is not loading"
-            assert busy or self._catalogue.is_current(version), f"{version}: nobody will use it"
+        self.check_versions(self._waiters)
 
     # --- placing
 
     def _place(self) -> None:
         """Begin the loads that can begin: for waiters by age, then for the pinned."""
         unplaced: list[tuple[AdapterId, float]] = []
+        self._short = False
         promised: set[int] = set()  # slots of adapters that someone older waits for
         for adapter, since in self._waiters.oldest_first():
             version = self._catalogue.current(adapter)
             if version is None:
                 continue
             slot = self._slots.find(version)
+            if slot is None and self._far.holds_back(version, self._outbox):
+                continue
             if slot is None and not unplaced:
                 slot = self._begin(version, promised)
             if slot is None:
@@ -215,20 +233,32 @@ class AdapterCache:
                 promised.add(slot.index)
         for adapter in self._catalogue.pinned():
             version = self._catalogue.current(adapter)
-            if version is not None and self._slots.find(version) is None:
-                self._begin(version, promised)
-        self._unplaced = tuple(unplaced)
+            if (
+                version is None
+                or self._slots.find(version)
+                or self._far.holds_back(version, self._outbox)
+            ):
+                continue
+            self._begin(version, promised)
+        self._unplaced, self._promised = tuple(unplaced), frozenset(promised)
 
     def _begin(self, version: Version, promised: set[int]) -> Slot | None:
-        """Start a load; None when no slot can be spared for it."""
-        slot = self._slots.room(lambda idle: idle.index not in promised and self._spare(idle))
-        if slot is None:
+        """Start a load; None, and nobody leaves, when no slot or too few pages can be spared."""
+        pages, size_bytes = self._catalogue.pages(version), self._catalogue.size_bytes(version)
+        if not self._host.has_room(version, size_bytes):
+            return None  # loads that are under way have it all
+        leaving = self._room.for_load(pages, promised)
+        if leaving is None:
+            self._short = self._short or self._room.prospect(promised).fits(pages).slot
             return None
-        if slot.version is not None:
-            self._vacate(slot)
+        for idle in leaving:
+            self._vacate(idle)
+        slot, own = self._slots.empty(), self._pool.allocate(pages)
+        assert slot is not None, "a load was promised a slot"
+        assert own is not None, "a load was promised its pages"
         tier = Tier.HOST if version in self._host else Tier.DISK
-        self._let_go(self._host.reserve(version))
-        self._slots.begin(slot, version, tier)
+        self._let_go(self._host.reserve(version, size_bytes))
+        self._slots.begin(slot, version, tier, tuple(own))
         self._outbox.append(Load(*version, slot.index, tier))
         self._states = None
         return slot
@@ -238,8 +268,10 @@ class AdapterCache:
         slot = None if version is None else self._slots.find(version)
         if slot is not None:
             self._leave_if_old(slot)
-        if version is not None and (slot is None or not slot.loading):
-            self._let_go(self._host.drop(version))
+        if version is not None:
+            self._far.discard(version)
+            if slot is None or not slot.loading:
+                self._let_go(self._host.drop(version))
         self._note()
 
     def _leave_if_old(self, slot: Slot) -> None:
@@ -251,7 +283,7 @@ class AdapterCache:
     def _vacate(self, slot: Slot) -> None:
         assert slot.version is not None
         self._outbox.append(Evict(slot.version[0], slot.index))
-        self._slots.vacate(slot)
+        self._pool.free(self._slots.vacate(slot))
         self._states = None
 
     def _let_go(self, versions: list[Version]) -> None:
@@ -263,38 +295,6 @@ class AdapterCache:
             raise ValueError(f"slot {slot} is not receiving {version}: it has {receiving.version}")
         return receiving
 
-    def _resident(self, adapter: AdapterId) -> Slot | None:
-        version = self._catalogue.current(adapter)
-        slot = None if version is None else self._slots.find(version)
-        return None if slot is None or slot.loading else slot
-
-    def _is_current(self, slot: Slot) -> bool:
-        return slot.version is not None and self._catalogue.is_current(slot.version)
-
-    def _spare(self, slot: Slot) -> bool:
-        return slot.version is None or not self._catalogue.is_pinned(slot.version)
-
     def _note(self) -> None:
         self._changed = True
         self._states = None
-
-    def _state(self, adapter: AdapterId, known: Known) -> AdapterState:
-        version = (adapter, known.digest)
-        slot = self._slots.find(version)
-        tier, status = Tier.HOST if version in self._host else Tier.DISK, AdapterStatus.READY
-        if known.failed:
-            status, tier = AdapterStatus.FAILED, Tier.DISK
-        elif slot is not None:
-            tier = slot.tier if slot.loading else Tier.GPU
-            status = AdapterStatus.LOADING if slot.loading else AdapterStatus.READY
-        return AdapterState(
-            adapter=adapter,
-            digest=known.digest,
-            tier=tier,
-            status=status,
-            rank=known.rank,
-            size_bytes=known.size_bytes,
-            pinned=known.pinned,
-            running=0 if slot is None else len(slot.holders),
-            reason=known.reason,
-        )

@@ -2,7 +2,8 @@
 
 Law: a name has one current version, or none because it FAILED; a version that was replaced never
 becomes current again unless the store offers it again. Pins belong to the name and outlive its
-versions; one slot stays free of them, so that every adapter can still find one.
+versions; one slot stays free of them, and so many pages that every adapter still fits beside them.
+What does not fit when it is offered FAILED, with what would help.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ class Known:
     digest: str  # "" when validation refused the content before it had one
     rank: int = 0
     size_bytes: int = 0
+    pages: int = 0
     pinned: bool = False
     failed: bool = False
     reason: str = ""
@@ -27,20 +29,33 @@ class Known:
 class Catalogue:
     """What replaces a version returns the old one: it has to leave slots and host memory."""
 
-    def __init__(self, *, pins_max: int) -> None:
+    def __init__(self, *, pins_max: int, pages_max: int) -> None:
         self._pins_max = pins_max
+        self._pages_max = pages_max
         self._known: dict[AdapterId, Known] = {}
 
     def __iter__(self) -> Iterator[tuple[AdapterId, Known]]:
         return iter(sorted(self._known.items(), key=lambda item: item[0]))
 
-    def offer(self, adapter: AdapterId, digest: str, rank: int, size_bytes: int) -> Version | None:
+    def offer(
+        self, adapter: AdapterId, digest: str, rank: int, size_bytes: int, pages: int
+    ) -> Version | None:
         if not digest:
             raise ValueError(f"adapter {adapter!r} needs the digest of its content")
         old = self._known.get(adapter)
         if old is not None and old.digest == digest:
             return None
-        return self._replace(adapter, Known(digest, rank, size_bytes))
+        new = Known(digest, rank, size_bytes, pages)
+        left = self._pages_max - self._pinned_pages(without=adapter)
+        if old is not None and old.pinned:
+            left -= self._largest(without=adapter)
+        if pages > left:
+            new.failed = True
+            new.reason = (
+                f"it takes {pages} pages and adapters have {left} of {self._pages_max}; unpin "
+                "others, or raise pages or lower max_model_len"
+            )
+        return self._replace(adapter, new)
 
     def refuse(self, adapter: AdapterId, reason: str) -> Version | None:
         return self._replace(adapter, Known("", failed=True, reason=reason))
@@ -65,6 +80,13 @@ class Catalogue:
                 f"cannot pin {adapter!r}: {pins} adapters are pinned and one slot must stay for "
                 "all others; unpin one first, or raise max_loras"
             )
+        own = 0 if known.failed else known.pages
+        left = self._pages_max - self._pinned_pages(without=adapter) - own
+        if on and left < self._largest(without=adapter):
+            raise ValueError(
+                f"cannot pin {adapter!r}: the {left} pages left would not do for every other "
+                "adapter; unpin one first, or raise pages"
+            )
         known.pinned = on
 
     def current(self, adapter: AdapterId) -> Version | None:
@@ -81,6 +103,15 @@ class Catalogue:
     def pinned(self) -> list[AdapterId]:
         return [adapter for adapter, known in self if known.pinned]
 
+    def pages(self, version: Version) -> int:
+        """Of a current version."""
+        assert self.is_current(version)
+        return self._known[version[0]].pages
+
+    def size_bytes(self, version: Version) -> int:
+        """0 for a version that is not current."""
+        return self._known[version[0]].size_bytes if self.is_current(version) else 0
+
     def refusal(self, adapter: AdapterId) -> str | None:
         """Why it cannot run; None when it can."""
         known = self._known.get(adapter)
@@ -91,7 +122,25 @@ class Catalogue:
     def check(self) -> None:
         assert len(self.pinned()) <= self._pins_max, "more pins than slots may be pinned"
         for adapter, known in self._known.items():
+            room = self._pages_max - self._pinned_pages(without=adapter)
+            assert known.failed or known.pages <= room, f"{adapter!r} can never be loaded"
+        for adapter, known in self._known.items():
             assert known.digest or known.failed, f"{adapter!r} has neither content nor a fault"
+
+    def _pinned_pages(self, *, without: AdapterId) -> int:
+        return sum(
+            known.pages
+            for adapter, known in self._known.items()
+            if known.pinned and not known.failed and adapter != without
+        )
+
+    def _largest(self, *, without: AdapterId) -> int:
+        sizes = (
+            known.pages
+            for adapter, known in self._known.items()
+            if not known.failed and not known.pinned and adapter != without
+        )
+        return max(sizes, default=0)
 
     def _replace(self, adapter: AdapterId, new: Known) -> Version | None:
         old = self._known.get(adapter)

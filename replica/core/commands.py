@@ -19,6 +19,14 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class Fetch:
+    """Bring a copy to host memory from afar, however long it takes: no slot waits for it."""
+
+    adapter: AdapterId
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class Evict:
     """Empty the slot."""
 
@@ -34,4 +42,4 @@ class EvictHost:
     digest: str
 
 
-Command = Load | Evict | EvictHost
+Command = Load | Fetch | Evict | EvictHost

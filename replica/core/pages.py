@@ -1,16 +1,24 @@
-"""Pages: one pool of equal pages, and the table of those that one sequence holds.
+"""Pages: one pool of equal pages for keys, values and adapters, and the table of a sequence.
 
-Law: free and used pages partition `range(pages)`; a page is in at most one table; what a table
-holds covers `len(table) * page_tokens` tokens; after every sequence has ended all pages are free.
-Allocation is all or nothing, so a caller that is told no holds nothing it must give back.
+A page is held by any number of tables, or by one adapter, or it is cached: held by nobody, but full
+of keys that may be wanted again (`prefix.py` says how they are named), or it is free. Laws:
+
+- Held, cached and free pages partition `range(pages)`; a page that more than one table holds, or
+  that is cached, is full and named, and nobody writes to it.
+- A name is of one page. What a table holds covers `len(table) * page_tokens` tokens.
+- A cached page is as good as a free one: `available` counts both, and an allocation takes free
+  pages first, then cached ones, the least recently held first. After every sequence has ended and
+  every adapter has left, all pages are available.
+- Allocation is all or nothing, so a caller that is told no holds nothing it must give back.
 
 Freed pages are handed out again last in, first out: the ones that were touched last are the ones
-most likely still in a cache.
+most likely still in a processor's cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 
 class PagePool:
@@ -21,12 +29,26 @@ class PagePool:
             raise ValueError(f"a pool needs pages and tokens in them: {pages=}, {page_tokens=}")
         self.pages = pages
         self.page_tokens = page_tokens
+        self.headroom = 0  # pages that running sequences may want next: starts and loads leave them
         self._free = list(range(pages - 1, -1, -1))
-        self._used = bytearray(pages)
+        self._holders = [0] * pages
+        self._cached: dict[int, None] = {}  # least recently held first
+        self._named: dict[bytes, int] = {}
+        self._names: dict[int, bytes] = {}
 
     @property
     def available(self) -> int:
-        return len(self._free)
+        """What an allocation can get."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def spare(self) -> int:
+        """What is left of `available` beyond the headroom; negative when it does not suffice."""
+        return self.available - self.headroom
+
+    @property
+    def cached(self) -> int:
+        return len(self._cached)
 
     @property
     def capacity_tokens(self) -> int:
@@ -36,36 +58,92 @@ class PagePool:
         return -(-tokens // self.page_tokens)
 
     def allocate(self, n: int) -> list[int] | None:
-        """n pages, or None and nothing taken."""
+        """n pages that nobody else holds, or None and nothing taken."""
         if n < 0:
             raise ValueError(f"cannot allocate {n} pages")
-        if n > len(self._free):
+        if n > self.available:
             return None
+        while len(self._free) < n:
+            page = next(iter(self._cached))
+            del self._cached[page]
+            self._forget(page)
+            self._free.append(page)
         cut = len(self._free) - n
         taken = self._free[cut:][::-1]
         del self._free[cut:]
         for page in taken:
-            self._used[page] = 1
+            self._holders[page] = 1
         return taken
 
     def free(self, pages: Iterable[int]) -> None:
-        """Raises ValueError, having freed none, when one of them is not in use."""
+        """One holder less for each. Raises ValueError, having freed none, when one has no holder.
+
+        Of pages freed together the last is the first to be forgotten: without it the earlier ones
+        are still of use, the other way round they are not.
+        """
         returned = list(pages)
-        if len(set(returned)) != len(returned) or not all(map(self._is_used, returned)):
+        if len(set(returned)) != len(returned) or not all(map(self._is_held, returned)):
             raise ValueError(f"freed twice, or never allocated: {sorted(returned)}")
-        for page in returned:
-            self._used[page] = 0
-        self._free.extend(reversed(returned))
+        for page in reversed(returned):
+            self._holders[page] -= 1
+            if self._holders[page]:
+                continue
+            if page in self._names:
+                self._cached[page] = None
+            else:
+                self._free.append(page)
 
-    def check(self) -> None:
-        free = set(self._free)
-        used = {page for page in range(self.pages) if self._used[page]}
+    def name(self, page: int, name: bytes) -> None:
+        """The page is full, and this names what is in it. The first page of a name keeps it."""
+        if name not in self._named and page not in self._names:
+            self._named[name], self._names[page] = page, name
+
+    def hold(self, names: Sequence[bytes]) -> list[int]:
+        """The pages of the longest run of known names, each with one holder more."""
+        found: list[int] = []
+        for name in names:
+            page = self._named.get(name)
+            if page is None:
+                break
+            self._cached.pop(page, None)  # it is there while nobody holds it
+            self._holders[page] += 1
+            found.append(page)
+        return found
+
+    def known(self, names: Sequence[bytes]) -> int:
+        """How many pages `hold` would find."""
+        return next((at for at, name in enumerate(names) if name not in self._named), len(names))
+
+    def distrust(self, pages: Iterable[int]) -> None:
+        """What is in these held pages may be wrong: nobody is to find it by name any more."""
+        for page in pages:
+            assert self._is_held(page), f"nobody holds page {page}"
+            self._forget(page)
+
+    def check(self, holdings: Iterable[Iterable[int]] | None = None) -> None:
+        """`holdings`, where given: all the pages of each holder."""
+        free, cached = set(self._free), set(self._cached)
+        held = {page for page in range(self.pages) if self._holders[page]}
+        assert min(self._holders) >= 0, "a page has lost more holders than it had"
         assert len(free) == len(self._free), "a page is free twice"
-        assert free.isdisjoint(used), f"free and used: {sorted(free & used)}"
-        assert free | used == set(range(self.pages)), "a page is neither free nor used"
+        every = sorted([*free, *held, *cached])
+        assert every == list(range(self.pages)), "a page is lost, or two things at once"
+        assert {page: name for name, page in self._named.items()} == self._names
+        assert cached <= self._names.keys(), "cached, yet nobody could find it"
+        assert free.isdisjoint(self._names), "free, yet it can be found"
+        if holdings is not None:
+            holders = Counter(page for pages in holdings for page in pages)
+            assert [holders[page] for page in range(self.pages)] == self._holders, (
+                "a holder is lost"
+            )
 
-    def _is_used(self, page: int) -> bool:
-        return 0 <= page < self.pages and self._used[page] == 1
+    def _is_held(self, page: int) -> bool:
+        return 0 <= page < self.pages and self._holders[page] > 0
+
+    def _forget(self, page: int) -> None:
+        name = self._names.pop(page, None)
+        if name is not None:
+            del self._named[name]
 
 
 class BlockTable:
@@ -78,6 +156,12 @@ class BlockTable:
         self._frozen: tuple[int, ...] | None = None
 
     def __len__(self) -> int:
+        return len(self.pages)
+
+    def share(self, names: Sequence[bytes], pool: PagePool) -> int:
+        """Begin with pages that others filled; how many there are. Only for an empty table."""
+        assert not self.pages, "shared pages come first"
+        self.pages, self._frozen = pool.hold(names), None
         return len(self.pages)
 
     def grow_to(self, tokens: int, pool: PagePool) -> bool:

@@ -5,17 +5,20 @@ chunks of prompts, oldest first, then admits from the waiting, oldest first. Law
 
 - A step has at most `max_step_tokens` tokens and `max_running` rows, and only slots that are
   resident and held by the row's sequence. Rows of one slot are adjacent.
-- Every sequence ends. Order is by arrival and never changes: when pages run out the newest gives
-  way, back to the front of the waiting, its output and its slot kept, its pages freed (preemption
-  by recompute). So the oldest always moves on.
-- A sequence waits for pages in line: no younger one slips in. It waits for its adapter aside:
-  younger ones pass. The base waits for no adapter.
+- Every sequence ends. Order is by arrival and never changes: when pages run out and idle adapters
+  have left (`room.py`) the newest gives way, back to the front of the waiting, its output and its
+  slot kept, its pages freed (preemption by recompute). So the oldest always moves on.
+- A sequence waits for pages in line: no younger one slips in. It waits for its adapter, and for a
+  prompt that another is just computing (`sharing.py`), aside: younger ones pass. The base waits for
+  no adapter.
 - An adapter gets a slot within `adapter_wait_s` plus what `turns.py` shows to be finite.
 - However a sequence ends, its pages and its lease are given back in that moment, once.
 
-Protocol, all on one thread: `plan`, run the step, `commit` it; `add`, `abort` and `fail` may fall
-anywhere between, and `collect` follows each `plan`. A plan that is not committed only moves pages:
-after a crash `fail` the culprits and plan again.
+Protocol, all on one thread: `plan`, run the step, `commit` it; `add` and `abort` may fall anywhere
+between, and `collect` follows each `plan`. A plan that is not committed only moves pages: after a
+crash abort the culprits and plan again. A driver whose device works on its own commits in two
+halves: `advance` as a step gets under way, `settle` as its tokens are known, and plans the next
+between them. What that one computes for a sequence that ends in the first is void.
 
 Costs: plan and commit are O(running + adapters that wait). The shell bounds how many may wait.
 """
@@ -23,14 +26,17 @@ Costs: plan and commit are O(running + adapters that wait). The shell bounds how
 from __future__ import annotations
 
 from bisect import insort
+from collections import deque
 from collections.abc import Mapping
 from operator import attrgetter
 
 from replica.core.adapter_cache import AdapterCache
-from replica.core.live import Live
+from replica.core.audit import audit
+from replica.core.live import Live, tokens_left
 from replica.core.pages import PagePool
 from replica.core.sequence import Finish, Sequence
-from replica.core.step import BASE_SLOT, Progress, Row, Step
+from replica.core.sharing import Sharing
+from replica.core.step import Progress, Row, Step
 from replica.core.turns import Turns
 from replica.core.waiting_line import WaitingLine
 from shared.ids import AdapterId
@@ -64,14 +70,14 @@ class Scheduler:
         self._max_step_tokens = max_step_tokens
         self._eos_ids = eos_ids
         self._turns = Turns(wait_s=adapter_wait_s)
+        self._sharing = Sharing(pool=pool)
         self._live: dict[str, Live] = {}
         self._running: list[Live] = []  # by order
         self._line = WaitingLine()
         self._ended: list[Progress] = []
         self._planned: Step | None = None
+        self._under_way: deque[tuple[Step, list[tuple[Live, Row]]]] = deque()
         self._arrivals = 0
-
-    # --- what is here
 
     @property
     def running(self) -> int:
@@ -81,12 +87,8 @@ class Scheduler:
     def waiting(self) -> int:
         return len(self._live) - len(self._running)
 
-    def running_adapters(self) -> tuple[AdapterId, ...]:
-        return tuple(sorted({e.seq.adapter for e in self._running if e.seq.adapter is not None}))
-
     def waiting_adapters(self) -> tuple[AdapterId, ...]:
-        preempted = [entry.seq.adapter for entry in self._line.preempted]
-        return tuple(sorted({a for a in (*self._line.adapters(), *preempted) if a is not None}))
+        return tuple(sorted({e.seq.adapter for e in self._line if e.seq.adapter is not None}))
 
     def next_wakeup(self, now: float) -> float | None:
         """`now` when a plan would do something; None when only an event can bring work."""
@@ -99,8 +101,6 @@ class Scheduler:
             for adapter in self._line.adapters()
         )
         return now if any(ready) else None
-
-    # --- events
 
     def add(self, seq: Sequence, now: float) -> None:
         """Queue a new sequence. Raises ValueError, with what to do, when it can never run."""
@@ -127,19 +127,13 @@ class Scheduler:
         self._end(entry, finish, now)
         return True
 
-    def fail(self, seq_id: str, now: float) -> bool:
-        """The engine cannot run it."""
-        return self.abort(seq_id, Finish.ERROR, now)
-
     def collect(self) -> list[Progress]:
-        """Ends that no step brought: the adapter failed or left while they waited for it."""
-        ended, self._ended = self._ended, []
-        return ended
-
-    # --- plan
+        """Ends that no step brought: their adapter failed or left while they waited."""
+        return [self._ended.pop(0) for _ in tuple(self._ended)]
 
     def plan(self, now: float) -> Step | None:
         """The next step; None when nothing can run before an event."""
+        self._pool.headroom = len(self._running)
         self._end_refused(now)
         rows: list[Row] = []
         preempted = self._decode(rows)
@@ -167,19 +161,19 @@ class Scheduler:
         while at < len(self._running):
             entry = self._running[at]
             at += 1
-            if entry.to_feed != 1:
+            if entry.to_feed != 1 or entry.waits:
                 continue
             while not entry.table.grow_to(entry.length, self._pool):
-                preempted = True
-                if self._preempt_newest() is entry:
-                    return True
+                if not self._cache.make_room(1):
+                    preempted = True
+                    if self._preempt_newest() is entry:
+                        return True
             rows.append(entry.row(1))
         return preempted
 
     def _preempt_newest(self) -> Live:
         entry = self._running.pop()
-        entry.table.release(self._pool)
-        entry.seq.computed = 0
+        self._sharing.end(entry)
         entry.seq.preemptions += 1
         self._line.push_front(entry)
         return entry
@@ -195,11 +189,13 @@ class Scheduler:
 
     def _admit(self, rows: list[Row], budget: int, now: float) -> None:
         """Start who waits while there are places, tokens and pages."""
-        self._turns.update(self._cache, self._tokens_left, now)
+        self._turns.update(
+            self._cache, lambda: tokens_left((*self._running, *self._line.preempted)), now
+        )
         if budget <= 0 or len(self._running) >= self._max_running:
             return
         for entry in self._line.candidates(self._may_start):
-            if not self._take_pages(entry):
+            if entry.pending or not self._take_pages(entry):
                 return
             self._start(entry, now)
             tokens = min(entry.to_feed, budget)
@@ -209,15 +205,26 @@ class Scheduler:
                 return
 
     def _may_start(self, entry: Live) -> bool:
-        if entry.seq.adapter is None:
-            return True
-        slot = self._cache.slot_of(entry.seq.adapter)
-        return slot is not None and not self._turns.closed(slot, entry.queued_at)
+        slot = self._slot_for(entry)
+        if slot is None or self._turns.closed(slot, entry.queued_at):
+            return False
+        return not self._sharing.waits(entry, self._cache.digest_in(slot))
+
+    def _slot_for(self, entry: Live) -> int | None:
+        """Where it would run; None when its adapter is not there."""
+        if entry.admitted or entry.seq.adapter is None:
+            return entry.slot
+        return self._cache.slot_of(entry.seq.adapter)
 
     def _take_pages(self, entry: Live) -> bool:
         """All it needs now, and one is left for each that runs: else it would not stay long."""
-        needed = self._pool.pages_for(entry.length) + len(self._running)
-        return needed <= self._pool.available and entry.table.grow_to(entry.length, self._pool)
+        slot, running = self._slot_for(entry), len(self._running)
+        assert slot is not None, "it may start"
+        return self._sharing.begin(
+            entry,
+            self._cache.digest_in(slot),
+            lambda missing: self._cache.make_room(missing + running, keep=slot),
+        )
 
     def _start(self, entry: Live, now: float) -> None:
         self._line.remove(entry)
@@ -226,34 +233,41 @@ class Scheduler:
             return
         entry.admitted = True
         seq = entry.seq
-        seq.admitted_at = now
+        seq.admitted_at, seq.cached = now, seq.computed
         if seq.adapter is not None:
             slot = self._cache.acquire(seq.adapter, seq.id, now)
             assert slot is not None, f"{seq.adapter!r} was resident a moment ago"
             entry.slot = slot
             seq.digest = self._cache.digest_in(slot)
 
-    def _tokens_left(self) -> Mapping[int, int]:
-        left: dict[int, int] = {}
-        for entry in (*self._running, *self._line.preempted):
-            left[entry.slot] = max(left.get(entry.slot, 0), entry.length_max - entry.length)
-        return left
-
-    # --- commit
-
     def commit(self, step: Step, tokens: Mapping[str, int], now: float) -> list[Progress]:
         """Take in what the step drew. A sequence whose token is missing ends with ERROR."""
+        self.advance(step)
+        return self.settle(step, tokens, now)
+
+    def advance(self, step: Step) -> None:
+        """The step is under way: plan as if it were done, and its tokens drawn."""
         if step is not self._planned:
             raise ValueError("commit the step that the last plan gave, once")
         self._planned = None
-        progress: list[Progress] = []
+        entries = []
         for row in step.rows:
             entry = self._live.get(row.seq)
-            if entry is None or not entry.table.pages:
-                continue  # aborted while the step ran
-            entry.seq.computed = row.end
-            if row.samples:
-                progress.append(self._draw(entry, tokens.get(row.seq), now))
+            if entry is not None and entry.table.pages:  # else aborted since
+                entry.advance(row)
+                entries.append((entry, row))
+        self._under_way.append((step, entries))
+
+    def settle(self, step: Step, tokens: Mapping[str, int], now: float) -> list[Progress]:
+        """Take in what the oldest step under way drew, as `commit` does."""
+        if not self._under_way or step is not self._under_way[0][0]:
+            raise ValueError("settle the steps under way in the order they were planned, once")
+        progress = []
+        for entry, row in self._under_way.popleft()[1]:
+            if entry.seq.finish is None:
+                self._sharing.publish(entry, row.end)
+                if row.samples:
+                    progress.append(self._draw(entry, tokens.get(row.seq), now))
         if any(item.finish is not None for item in progress):
             self._running = [entry for entry in self._running if entry.seq.finish is None]
         return progress
@@ -262,6 +276,8 @@ class Scheduler:
         finish = Finish.ERROR if token is None else entry.take(token, self._eos_ids)
         reason = "the engine drew no token for this sequence" if token is None else ""
         if finish is not None:
+            if not entry.table.pages:  # preempted since
+                self._line.remove(entry)
             self._end(entry, finish, now)
         return Progress(entry.seq.id, token, finish, reason)
 
@@ -269,29 +285,13 @@ class Scheduler:
         """The one exit: whoever calls has taken it out of running or line, or does so at once."""
         seq = entry.seq
         del self._live[seq.id]
-        entry.table.release(self._pool)
+        self._sharing.end(entry, distrust=finish is Finish.ERROR)
         self._cache.release(seq.id)
         seq.finish, seq.ended_at = finish, now
 
     def check(self) -> None:
-        self._pool.check()
         self._cache.check()
         self._line.check()
-        waiting = list(self._line)
-        here = {entry.seq.id: entry for entry in (*self._running, *waiting)}
-        assert here == self._live, "a sequence is lost, or is not live"
-        assert len(here) == len(self._running) + len(waiting), "it runs and waits"
+        self._sharing.check(self._running)
         assert len(self._running) <= self._max_running
-        orders = [entry.order for entry in self._running]
-        assert orders == sorted(orders), "running is out of order"
-        pages = [page for entry in here.values() for page in entry.table.pages]
-        assert len(pages) == len(set(pages)) == self._pool.pages - self._pool.available
-        for entry in here.values():
-            assert 0 <= entry.seq.computed < entry.length == len(entry.seq) <= entry.length_max
-            held = self._cache.slot_held(entry.seq.id)
-            assert entry.slot == (BASE_SLOT if held is None else held), "a slot without its lease"
-        for entry in self._running:
-            assert len(entry.table) >= self._pool.pages_for(entry.seq.computed), (
-                "keys off its pages"
-            )
-        assert all(not entry.table.pages for entry in waiting), "pages are held while waiting"
+        audit(self._running, list(self._line), self._live, pool=self._pool, cache=self._cache)

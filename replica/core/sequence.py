@@ -2,8 +2,9 @@
 
 Law: `tokens == prompt + output`; the first `computed` of them have their keys and values in pages,
 and `computed < len(sequence)` until it ends, because the newest token is always still to be fed.
-A sequence that is preempted keeps its output and starts again from `computed == 0`: recomputing
-the same tokens gives the same keys and values, so the text goes on where it stopped.
+A sequence that is preempted keeps its output and starts again, from `computed == 0` or from what
+is still cached: recomputing the same tokens gives the same keys and values, so the text goes on
+where it stopped.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class Sampling:
         None  # how many alternatives a token to report; None: none, not even its own
     )
 
+    prompt_logprobs: bool = False  # the same for the prompt's own tokens, but the first
+
     @property
     def penalises(self) -> bool:
         """Whether the draw depends on what was drawn before."""
@@ -77,8 +80,10 @@ class Sequence:
     sampling: Sampling
     arrived_at: float
     grammar: Grammar | None = None
+    salt: str = ""  # it shares cached pages with those alone who have the same
     output: list[int] = field(default_factory=list)
     computed: int = 0
+    cached: int = 0  # tokens of the prompt that it found in cached pages when it first ran
     finish: Finish | None = None
     admitted_at: float | None = None  # when it first ran: minus `arrived_at`, its time in the queue
     ended_at: float | None = None

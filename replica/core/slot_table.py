@@ -1,12 +1,13 @@
-"""SlotTable: what is in each slot, and which sequences hold it.
+"""SlotTable: what is in each slot, in which pages, and which sequences hold it.
 
 Law: a version is in at most one slot; only a slot with weights in it is held; a sequence holds at
-most one slot, and lets it go once. Use is counted by ordinal, not by clock: no two uses tie.
+most one slot, and lets it go once; an empty slot has no pages. Use is counted by ordinal, not by
+clock: no two uses tie.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from replica.core.host_tier import Version
@@ -19,6 +20,7 @@ class Slot:
     version: Version | None = None
     loading: bool = False
     tier: Tier = Tier.DISK  # where its load comes from
+    pages: tuple[int, ...] = ()  # of the pool, owned by what is in it
     holders: set[str] = field(default_factory=set)
     used: int = 0  # ordinal of its last use
 
@@ -33,10 +35,13 @@ class Slot:
 
 class SlotTable:
     def __init__(self, *, slots: int) -> None:
+        if slots < 1:
+            raise ValueError(f"an adapter cache needs at least one slot, not {slots}")
         self._slots = tuple(Slot(index) for index in range(slots))
         self._placed: dict[Version, Slot] = {}
         self._leases: dict[str, Slot] = {}
         self._ordinal = 0
+        self.pages = 0  # that all slots own together
 
     def __iter__(self) -> Iterator[Slot]:
         return iter(self._slots)
@@ -71,10 +76,11 @@ class SlotTable:
             self._use(slot)
         return slot
 
-    def begin(self, slot: Slot, version: Version, tier: Tier) -> None:
+    def begin(self, slot: Slot, version: Version, tier: Tier, pages: tuple[int, ...]) -> None:
         """An empty slot starts to receive a version."""
         assert slot.version is None, f"slot {slot.index} is not empty"
-        slot.version, slot.loading, slot.tier = version, True, tier
+        slot.version, slot.loading, slot.tier, slot.pages = version, True, tier, pages
+        self.pages += len(pages)
         self._placed[version] = slot
 
     def settle(self, slot: Slot) -> None:
@@ -82,19 +88,22 @@ class SlotTable:
         slot.loading = False
         self._use(slot)
 
-    def vacate(self, slot: Slot) -> None:
+    def vacate(self, slot: Slot) -> tuple[int, ...]:
+        """The pages that it owned."""
         assert slot.version is not None, f"slot {slot.index} is empty"
         assert not slot.holders, f"slot {slot.index} is held"
         del self._placed[slot.version]
+        pages, slot.pages = slot.pages, ()
         slot.version, slot.loading = None, False
+        self.pages -= len(pages)
+        return pages
 
-    def room(self, spare: Callable[[Slot], bool]) -> Slot | None:
-        """An empty slot, or else the least recently used idle one that may be spared."""
-        for slot in self._slots:
-            if slot.version is None:
-                return slot
-        idle = (slot for slot in self._slots if slot.idle and spare(slot))
-        return min(idle, key=lambda slot: (slot.used, slot.version), default=None)
+    def empty(self) -> Slot | None:
+        return next((slot for slot in self._slots if slot.version is None), None)
+
+    def idle(self) -> list[Slot]:
+        """Resident and held by nobody; the least recently used first."""
+        return sorted((slot for slot in self._slots if slot.idle), key=lambda slot: slot.used)
 
     def check(self) -> None:
         placed = {slot.version: slot for slot in self._slots if slot.version is not None}
@@ -103,6 +112,8 @@ class SlotTable:
         assert held == self._leases, "a lease without its holder, or a holder without its lease"
         for slot in self._slots:
             assert slot.resident or not slot.holders, f"slot {slot.index} is held without weights"
+            assert slot.version or not slot.pages, f"slot {slot.index} is empty and has pages"
+        assert self.pages == sum(len(slot.pages) for slot in self._slots), "pages are miscounted"
 
     def _use(self, slot: Slot) -> None:
         self._ordinal += 1

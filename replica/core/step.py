@@ -14,6 +14,9 @@ from replica.core.sequence import Finish, Grammar, Sampling
 BASE_SLOT: Final = -1
 """The slot of a row without adapter. No kernel may index with it."""
 
+PENDING: Final = -1
+"""In a row's tokens: what the step before it draws for that sequence, not known here yet."""
+
 
 class Row(NamedTuple):
     """`tokens` stand at positions `start ..` of sequence `seq`; everything before is in `pages`.
@@ -33,6 +36,7 @@ class Row(NamedTuple):
     output: tuple[int, ...] = ()  # what was drawn, only where penalties or a grammar need it
     prompt: tuple[int, ...] = ()  # only where a repetition penalty needs it
     grammar: Grammar | None = None
+    targets: tuple[int, ...] = ()  # prompt tokens to score, from `start + 1` on; at most as many
 
     @property
     def end(self) -> int:

@@ -35,6 +35,9 @@ class Waiters:
             del self._since[adapter]
         return True
 
+    def adapters(self) -> list[AdapterId]:
+        return list(self._since)
+
     def oldest_first(self) -> list[tuple[AdapterId, float]]:
         """Adapters with the time their oldest waiter came; ties by adapter."""
         oldest = [(next(iter(seqs.values())), adapter) for adapter, seqs in self._since.items()]

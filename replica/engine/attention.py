@@ -4,7 +4,9 @@ For the token at position p of a sequence:  o = softmax(q k_j / sqrt(d)) v_j  ov
 in a layer with a window of w tokens over its p - w < j <= p. Pages that lie wholly before a row's
 windows are not gathered: such a layer costs the window, not the context.
 
-What is gathered and masked depends on the step, not on the layer, so it is planned once a step:
+What one page holds of one layer are two blocks, of keys and of values, and the pool is a list of
+them: block (page * layers + layer) * 2 + {0, 1}. Which blocks a step needs depends on the layer by
+an offset only, and what it masks not at all, so it is planned once a step, for layer 0:
 
 - Decoding rows are batched by context length, in classes of doubling size: padding then costs at
   most a factor of two, and there are few classes. The query heads that share a key head stand in
@@ -35,7 +37,7 @@ class _Group:
     """Rows that attend together: n of them with t tokens each, n == 1 or t == 1."""
 
     tokens: Tensor | None  # [n * t] places in the step; None: they are the whole step, in order
-    pages: Tensor  # [n * p]
+    blocks: Tensor  # [2, n * p] of keys and of values, in layer 0
     mask: Tensor  # added to the scores: [n, 1, 1, p * page_tokens] or [1, 1, t, p * page_tokens]
     rows: int
     decodes: bool
@@ -43,7 +45,7 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    writes: Tensor  # [tokens] places of the new keys and values, counted in tokens over all pages
+    writes: Tensor  # [tokens * 2] places of new keys and values in layer 0, counted in tokens
     full: tuple[_Group, ...]  # empty where every layer has a window that a row outgrew
     windowed: tuple[_Group, ...]  # the same as `full` while no row outgrew the window
     entered: tuple[int, ...]  # pages that a sequence writes to for the first time
@@ -51,13 +53,13 @@ class AttentionPlan:
     @classmethod
     def of(cls, rows: Sequence[Row], arena: Arena) -> AttentionPlan:
         size, config = arena.page_tokens, arena.config
+        stride = 2 * size * config.num_layers  # between pages, in tokens of a key or a value
         writes: list[int] = []
         entered: list[int] = []
         for row in rows:
-            writes += (
-                row.pages[position // size] * size + position % size
-                for position in range(row.start, row.end)
-            )
+            for position in range(row.start, row.end):
+                key = row.pages[position // size] * stride + position % size
+                writes += (key, key + size)
             entered += row.pages[-(-row.start // size) : -(-row.end // size)]
         window = config.sliding_window
         outgrown = window is not None and any(row.end > window for row in rows)
@@ -66,19 +68,27 @@ class AttentionPlan:
         windowed = _groups(rows, arena, window) if outgrown else full
         return cls(torch.tensor(writes, device=arena.device), full, windowed, tuple(entered))
 
-    def attend(self, q: Tensor, kv: Tensor, *, windowed: bool = False) -> Tensor:
-        """q [tokens, heads, d]; kv is one layer's pages, the new tokens already in them.
+    def keep(self, new: Tensor, kv: Tensor, layer: int) -> None:
+        """Put keys and values [tokens, 2, kv, d] of a layer where they belong."""
+        page_tokens = kv.shape[3]
+        places = self.writes + 2 * page_tokens * layer
+        kv.view(-1, *kv.shape[4:]).index_copy_(0, places, new.flatten(0, 1))
+
+    def attend(self, q: Tensor, kv: Tensor, layer: int, *, windowed: bool = False) -> Tensor:
+        """q [tokens, heads, d]; the new keys and values of the layer are in `kv` already.
 
         Returns [tokens, heads * d].
         """
         tokens = q.shape[0]
         groups = self.windowed if windowed else self.full
+        blocks = kv.view(-1, kv.shape[3:].numel())
         if len(groups) == 1:
-            return _attend(groups[0], q, kv).reshape(tokens, -1)
+            return _attend(groups[0], q, blocks, kv, layer).reshape(tokens, -1)
         out = torch.empty_like(q)
         for group in groups:
             assert group.tokens is not None
-            out.index_copy_(0, group.tokens, _attend(group, q.index_select(0, group.tokens), kv))
+            mine = q.index_select(0, group.tokens)
+            out.index_copy_(0, group.tokens, _attend(group, mine, blocks, kv, layer))
         return out.view(tokens, -1)
 
 
@@ -128,8 +138,8 @@ def _decode(members: Sequence[_Member], arena: Arena, window: int | None, *, alo
     if window is not None:
         hidden |= keys < ends - window
     places = None if alone else torch.tensor([each.at for each in members], device=arena.device)
-    pages = torch.tensor(tables, device=arena.device).view(-1)
-    return _Group(places, pages, _mask(hidden[:, None, None], arena), len(members), decodes=True)
+    blocks = _blocks([page for table in tables for page in table], arena)
+    return _Group(places, blocks, _mask(hidden[:, None, None], arena), len(members), decodes=True)
 
 
 def _prefill(member: _Member, arena: Arena, window: int | None, *, alone: bool) -> _Group:
@@ -140,8 +150,13 @@ def _prefill(member: _Member, arena: Arena, window: int | None, *, alone: bool) 
     if window is not None:
         hidden |= keys <= queries - window
     places = None if alone else torch.arange(at, at + tokens, device=arena.device)
-    pages = torch.tensor(member.pages, device=arena.device)
-    return _Group(places, pages, _mask(hidden[None, None], arena), rows=1, decodes=False)
+    blocks = _blocks(member.pages, arena)
+    return _Group(places, blocks, _mask(hidden[None, None], arena), rows=1, decodes=False)
+
+
+def _blocks(pages: Sequence[int], arena: Arena) -> Tensor:
+    keys = torch.tensor(pages, device=arena.device) * (2 * arena.config.num_layers)
+    return torch.stack((keys, keys + 1))
 
 
 def _mask(hidden: Tensor, arena: Arena) -> Tensor:
@@ -149,14 +164,15 @@ def _mask(hidden: Tensor, arena: Arena) -> Tensor:
     return mask.to(arena.device)
 
 
-def _attend(group: _Group, q: Tensor, kv: Tensor) -> Tensor:
+def _attend(group: _Group, q: Tensor, blocks: Tensor, kv: Tensor, layer: int) -> Tensor:
     """q and the result: [n * t, heads, d]."""
     tokens, heads, width = q.shape
-    kv_heads = kv.shape[-2]
+    kv_heads = kv.shape[4]
     shared = heads // kv_heads
-    gathered = kv.view(kv.shape[0], -1).index_select(0, group.pages)
-    gathered = gathered.view(group.rows, -1, 2, kv_heads, width)  # [n, length, 2, kv, d]
-    k, v = gathered.permute(2, 0, 3, 1, 4).unbind()  # [n, kv, length, d]
+    k, v = (
+        blocks.index_select(0, half).view(group.rows, -1, kv_heads, width).transpose(1, 2)
+        for half in (group.blocks + 2 * layer).unbind()
+    )  # [n, kv, length, d]
     if group.decodes:
         q = q.view(tokens, kv_heads, shared, width)
         out = scaled_dot_product_attention(q, k, v, attn_mask=group.mask)

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, linear, silu
+from torch.nn.functional import embedding, silu
 
 from replica.engine.attention import AttentionPlan
 from replica.engine.kernels import GatheredPlan
 from replica.engine.lora import LoraLinear
+from replica.engine.quantised import product
 from replica.engine.rope import rope_frequencies
 from replica.engine.weights import BaseWeights, LayerWeights
 
@@ -33,7 +34,7 @@ class Batch:
     positions: Tensor  # [tokens]
     attention: AttentionPlan
     adapters: GatheredPlan | None  # None: no row of the step has one
-    last: Tensor  # [samples] the places whose logits are wanted
+    last: Tensor  # [samples] the places that draw a token
 
 
 class Model:
@@ -56,7 +57,7 @@ class Model:
         self._frequencies = frequencies.to(weights.embed.device)
 
     def forward(self, batch: Batch, kv: Tensor) -> Tensor:
-        """Logits [samples, vocab] in float32; writes the new keys and values into `kv`."""
+        """Hidden states [tokens, hidden]; writes the new keys and values into `kv`."""
         h = embedding(batch.ids, self._weights.embed)
         rotation = self._rotation(batch.positions, h.dtype)
         adapters = batch.adapters
@@ -64,13 +65,17 @@ class Model:
             qkv, o, gate_up, down = self._linears[layer]
             x = rms_norm(h, each.input_norm, self._config.rms_norm_eps)
             heads = self._rotated(qkv(x, adapters), each, rotation)
-            attended = self._attend(heads, batch.attention, kv[layer], self._windowed[layer])
+            attended = self._attend(heads, batch.attention, kv, layer)
             h = h + o(attended, adapters)
             x = rms_norm(h, each.post_norm, self._config.rms_norm_eps)
             gate, up = gate_up(x, adapters).chunk(2, dim=-1)
             h = h + down(silu(gate) * up, adapters)
-        h = rms_norm(h[batch.last], self._weights.norm, self._config.rms_norm_eps)
-        return linear(h, self._weights.head).float()
+        return h
+
+    def logits(self, h: Tensor) -> Tensor:
+        """Of some tokens' hidden states [n, hidden]: [n, vocab] in float32."""
+        h = rms_norm(h, self._weights.norm, self._config.rms_norm_eps)
+        return product(h, self._weights.head, None).float()
 
     def _rotated(self, qkv: Tensor, layer: LayerWeights, rotation: tuple[Tensor, Tensor]) -> Tensor:
         """qkv [tokens, (heads + 2 kv) d] -> [tokens, heads + 2 kv, d], queries and keys ready."""
@@ -81,12 +86,13 @@ class Model:
         rotate_(turning, rotation)
         return heads
 
-    def _attend(self, heads: Tensor, plan: AttentionPlan, kv: Tensor, windowed: bool) -> Tensor:
+    def _attend(self, heads: Tensor, plan: AttentionPlan, kv: Tensor, layer: int) -> Tensor:
         """Keep the new keys and values, then attend: [tokens, heads d]."""
         config = self._config
         new = heads[:, config.num_heads :].view(-1, 2, config.num_kv_heads, config.head_dim)
-        kv.view(-1, *new.shape[1:]).index_copy_(0, plan.writes, new)
-        return plan.attend(heads[:, : config.num_heads], kv, windowed=windowed)
+        plan.keep(new, kv, layer)
+        queries = heads[:, : config.num_heads]
+        return plan.attend(queries, kv, layer, windowed=self._windowed[layer])
 
     def _rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosines, and sines with the first half negated: [tokens, 1, d]."""

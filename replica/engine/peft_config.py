@@ -21,6 +21,8 @@ from typing import Any, Final, Generic, TypeVar
 
 from replica.engine.bad_adapter import BadAdapter
 
+CONFIG_FILE: Final = "adapter_config.json"
+
 _DEFAULT_RANK: Final = 8  # PEFT's own defaults, for keys that old versions left out
 _DEFAULT_ALPHA: Final = 8
 
@@ -34,7 +36,7 @@ _WITHOUT_EFFECT: Final = frozenset(
     {
         *{"task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision"},
         *{"inference_mode", "lora_dropout", "fan_in_fan_out", "megatron_config", "megatron_core"},
-        *{"loftq_config", "eva_config", "corda_config", "lora_ga_config", "qalora_group_size"},
+        *{"loftq_config", "eva_config", "corda_config", "qalora_group_size"},
         *{"runtime_config", "ensure_weight_tying", "merge_weights"},
     }
 )
@@ -73,11 +75,16 @@ class PeftConfig:
     alpha_pattern: tuple[Pattern[float], ...]
     target_modules: frozenset[str] | None  # None: a regular expression or a shorthand
     layers: frozenset[int] | None  # None: all
+    bias: str | None  # which biases it says it trained; None: none
 
     @classmethod
     def parse(cls, text: bytes, names: Collection[str]) -> PeftConfig:
         """`names` are the files of the folder; raises BadAdapter."""
-        raw = _load(text)
+        return cls.of(load_config(text), names)
+
+    @classmethod
+    def of(cls, raw: Mapping[str, Any], names: Collection[str]) -> PeftConfig:
+        """The same from the parsed object."""
         _check_kind(raw, names)
         _check_features(raw)
         return cls(
@@ -88,6 +95,7 @@ class PeftConfig:
             alpha_pattern=_patterns(raw, "alpha_pattern", _alpha),
             target_modules=_targets(raw.get("target_modules")),
             layers=_layers(raw.get("layers_to_transform")),
+            bias=_bias(raw.get("bias")),
         )
 
     def rank_of(self, path: str) -> int:
@@ -113,15 +121,18 @@ class PeftConfig:
         return json.dumps(fields, separators=(",", ":")).encode()
 
 
-def _load(text: bytes) -> dict[str, Any]:
+def load_config(text: bytes) -> dict[str, Any]:
+    """Raises BadAdapter `bad_config` for anything but a JSON object."""
     try:
         raw = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise BadAdapter(
-            "bad_config", f"adapter_config.json is not JSON: {error}", "adapter_config.json"
+            "bad_config", f"adapter_config.json is not JSON ({error}): save it again", CONFIG_FILE
         ) from error
     if not isinstance(raw, dict):
-        raise BadAdapter("bad_config", "adapter_config.json is not an object")
+        raise BadAdapter(
+            "bad_config", "adapter_config.json is not an object: save it with PEFT", CONFIG_FILE
+        )
     return raw
 
 
@@ -130,27 +141,33 @@ def _check_kind(raw: Mapping[str, Any], names: Collection[str]) -> None:
     if kind is None:
         if "lora_parameters" in raw or "adapters.safetensors" in names:
             raise BadAdapter(
-                "not_peft_config:mlx", "this is an MLX adapter: convert it to PEFT's layout"
+                "not_peft_config:mlx",
+                "this is an MLX adapter: convert it to PEFT's layout (A and B transposed, and "
+                "lora_alpha = scale * r)",
+                "peft_type",
             )
         raise BadAdapter(
-            "not_peft_config", "no peft_type: save the adapter with PEFT's save_pretrained"
+            "not_peft_config",
+            "no peft_type: save the adapter with PEFT's save_pretrained",
+            "peft_type",
         )
     if kind != "LORA":
         raise BadAdapter(
-            f"unsupported_peft_type:{kind}", f"peft_type {kind}: only LORA is served", "peft_type"
+            f"unsupported_peft_type:{kind}",
+            f"peft_type {kind}: only LORA is served; train a LoRA, or merge this one into a base",
+            "peft_type",
         )
 
 
 def _check_features(raw: Mapping[str, Any]) -> None:
     saved = raw.get("modules_to_save")
     if saved:
-        if _HEADS & set(saved):
+        if isinstance(saved, list) and any(head in saved for head in _HEADS):
             task = raw.get("task_type") or "SEQ_CLS"
             raise _unsupported(f"unsupported_task:{task}", "modules_to_save", "a classifier head")
-        raise _unsupported("unsupported_feature:modules_to_save", "modules_to_save", str(saved))
-    bias = raw.get("bias") or "none"
-    if bias != "none":
-        raise _unsupported("unsupported_feature:bias", "bias", str(bias))
+        raise _unsupported(
+            "unsupported_feature:modules_to_save", "modules_to_save", json.dumps(saved)[:200]
+        )
     _check_init(raw.get("init_lora_weights"))
     known = _COMPUTED | _DECIDED_BY_TENSORS | _WITHOUT_EFFECT
     known |= {"modules_to_save", "bias", "init_lora_weights"}
@@ -160,7 +177,9 @@ def _check_features(raw: Mapping[str, Any]) -> None:
 
 
 def _check_init(init: Any) -> None:
-    if init is None or isinstance(init, bool) or init in _BASE_UNCHANGED:
+    if init is None or isinstance(init, bool):
+        return
+    if isinstance(init, str) and init in _BASE_UNCHANGED:
         return
     if isinstance(init, str) and init.startswith(_BASE_CHANGED):
         raise BadAdapter(
@@ -172,7 +191,16 @@ def _check_init(init: Any) -> None:
 
 
 def _unsupported(code: str, param: str, value: str) -> BadAdapter:
-    return BadAdapter(code, f"{param} is set ({value}) and not computed here", param)
+    message = f"{param} is set ({value}) and not computed here: train without it"
+    return BadAdapter(code, message, param)
+
+
+def _bias(value: Any) -> str | None:
+    if value in (None, False, "", "none"):
+        return None
+    if not isinstance(value, str):
+        raise BadAdapter("bad_config:bias", f"bias: none, all or lora_only, not {value!r}", "bias")
+    return value
 
 
 def _rank(value: Any, param: str) -> int:
@@ -185,11 +213,15 @@ def _rank(value: Any, param: str) -> int:
 
 def _alpha(value: Any, param: str) -> float:
     """Zero is refused too: an adapter without effect would be served as the base, unnoticed."""
-    if type(value) not in (int, float) or not math.isfinite(value) or value == 0:
+    try:
+        alpha = float(value) if type(value) in (int, float) else math.nan
+    except OverflowError:
+        alpha = math.inf
+    if not math.isfinite(alpha) or alpha == 0:
         raise BadAdapter(
             f"bad_config:{param}", f"{param}: a finite number but zero, not {value!r}", param
         )
-    return float(value)
+    return alpha
 
 
 def _flag(raw: Mapping[str, Any], param: str) -> bool:

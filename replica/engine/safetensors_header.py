@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Final
 
 from replica.engine.bad_adapter import BadAdapter
 
-_HEADER_MAX_BYTES: Final = 16 << 20
+HEADER_MAX_BYTES: Final = 4 << 20
 _LFS_MAGIC: Final = b"version https://git-lfs"
 
 ITEM_BYTES: Final = {
@@ -39,7 +39,9 @@ def read_header(file: BinaryIO, size_bytes: int, name: str) -> dict[str, TensorE
             "lfs_pointer", f"{name} is a Git-LFS pointer, not weights: run `git lfs pull`", name
         )
     length = int.from_bytes(head, "little")
-    if len(head) < 8 or not 0 < length <= min(_HEADER_MAX_BYTES, size_bytes - 8):
+    if HEADER_MAX_BYTES < length <= size_bytes - 8:
+        raise _corrupt(name, f"its header of {length} bytes is longer than {HEADER_MAX_BYTES}")
+    if len(head) < 8 or not 0 < length <= size_bytes - 8:
         raise _corrupt(name, f"no safetensors header in its {size_bytes} bytes")
     file.seek(8)
     try:

@@ -23,11 +23,13 @@ from gateway.ledger import Ledger, Record
 from gateway.quota import Quota
 from gateway.registry import Registry
 from gateway.store.redis import Store
+from gateway.tenants import Limits
 from shared.clock import monotonic, wall
 from shared.ids import AdapterId, ReplicaId, RequestId, TenantId
 from shared.messages import AdapterState, AdapterStatus, ReplicaReport, Tier
 
 KEY = "operators-only"
+NO_LIMITS = dict.fromkeys(Limits.__slots__)
 
 
 @dataclass
@@ -155,13 +157,13 @@ async def test_a_tenant_lives_from_create_to_delete(admin: Running) -> None:
         json={"id": "acme", "weight": 2, "limits": {"tokens_per_min": 500}},
     )
     assert made["models"] == ["*"]
-    assert made["limits"] == {"requests_per_min": None, "tokens_per_min": 500}
+    assert made["limits"] == {**NO_LIMITS, "tokens_per_min": 500}
     changed = await admin.call(
         "PATCH",
         "tenants/acme",
         json={"models": ["org/poet", "tiny"], "limits": {"requests_per_min": 7}},
     )
-    assert changed["limits"] == {"requests_per_min": 7, "tokens_per_min": 500}
+    assert changed["limits"] == {**NO_LIMITS, "requests_per_min": 7, "tokens_per_min": 500}
     assert changed["weight"] == 2
     assert await admin.call("GET", "tenants/acme") == changed
     assert (await admin.call("GET", "tenants"))["data"] == [changed]
@@ -188,7 +190,12 @@ async def test_a_key_is_shown_once_and_works_until_revoked(admin: Running) -> No
     secret = made["secret"]
     assert admin.registry.tenant_for_key(secret) is not None
     (listed,) = (await admin.call("GET", "tenants/acme/keys"))["data"]
-    assert listed == {"id": made["id"], "prefix": secret[:7], "created": made["created"]}
+    assert listed == {
+        "id": made["id"],
+        "prefix": secret[:7],
+        "created": made["created"],
+        "expires": None,
+    }
     assert secret not in (await admin.http.get("/admin/v1/tenants/acme")).text
     await admin.call("DELETE", f"tenants/acme/keys/{made['id']}", 204)
     assert admin.registry.tenant_for_key(secret) is None
@@ -261,8 +268,7 @@ async def test_quota_shows_what_is_left_and_takes_nothing(admin: Running) -> Non
     await admin.quota.reserve(tenant, RequestId("r"), 5)
     for _ in range(3):
         left = await admin.call("GET", "tenants/acme/quota")
-    assert left["requests"]["remaining"] == 9
-    assert left["tokens"] is None
+    assert [(line["name"], line["remaining"]) for line in left["limits"]] == [("requests", 9)]
     assert left["degraded"] is False
 
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted import BASE, Fleet, ScriptedReplica, read_reply, until
 
-from gateway import front
-from gateway.front import plain_head
+from gateway import front, plain
+from gateway.plain import plain_head
 
 LINE = b"POST /v1/chat/completions HTTP/1.1\r\n"
 HEAD = LINE + b"Host: x\r\nContent-Length: 2\r\n"
@@ -56,9 +56,9 @@ def test_heads_that_differ_in_length_alone_are_one() -> None:
 
 
 def test_remembered_heads_are_bounded() -> None:
-    for number in range(3 * front._REMEMBERED_MAX):
+    for number in range(3 * plain._REMEMBERED_MAX):
         assert plain_head(HEAD + b"X-Number: %d\r\n" % number) is not None
-    assert len(front._remembered) <= front._REMEMBERED_MAX
+    assert len(plain._remembered) <= plain._REMEMBERED_MAX
 
 
 @pytest.mark.parametrize(
@@ -230,4 +230,21 @@ async def test_a_body_of_many_reads_passes_whole(fleet) -> None:
             writer.write(request(it, body=orjson.dumps({"model": BASE, "user": "x" * size})))
             assert (await read_reply(reader))[0] == b"HTTP/1.1 200 OK"
             assert len(one.received[-1][1]["user"]) == size
+        writer.close()
+
+
+async def test_the_time_of_one_body_is_not_taken_for_that_of_the_next(fleet, monkeypatch) -> None:
+    """Of requests with one head: a timer left over would give bytes to a reader twice."""
+    monkeypatch.setattr(front, "_GATHER_S", 0.2)
+    async with fleet(ScriptedReplica("replica-0")) as it:
+        reader, writer = await connected(it)
+        whole = request(it)
+        head, body = whole[: whole.index(b"\r\n\r\n") + 4], whole[whole.index(b"\r\n\r\n") + 4 :]
+        for pause_s in (0.0, 0.15, 0.1, 0.0):  # head and body apart, and then time for old timers
+            writer.write(head)
+            await asyncio.sleep(pause_s)
+            writer.write(body)
+            status, _, _ = await read_reply(reader)
+            assert status == b"HTTP/1.1 200 OK"
+            await asyncio.sleep(0.12)
         writer.close()

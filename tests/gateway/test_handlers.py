@@ -158,6 +158,18 @@ async def test_the_replica_never_sees_a_tenants_key_or_headers(fleet) -> None:
         assert headers["x-request-id"].startswith("req_")
 
 
+@pytest.mark.parametrize("shares", [False, True])
+async def test_a_tenant_shares_cached_prompts_with_itself_unless_all_share(
+    fleet, shares: bool
+) -> None:
+    one = replica()
+    async with fleet(one, forward={"share_prefixes": shares}) as it:
+        forged = {"x-loraplex-cache-salt": "globex"}
+        await it.http.post("/v1/chat/completions", json=ASK, headers=forged)
+        salts = one.received[0][0].headers.getall("x-loraplex-cache-salt", [])
+        assert salts == ([] if shares else ["acme"])
+
+
 # Refusals ---------------------------------------------------------------------------------------
 
 
@@ -298,7 +310,7 @@ async def test_what_was_reserved_is_settled_by_what_was_used(fleet) -> None:
             assert answer.status_code == 200
             quota = it.gateway.quota
             for _ in range(100):
-                if (await quota.peek(tenant)).tokens.remaining > 900:
+                if (await quota.peek(tenant))[0].remaining > 900:
                     break
                 await asyncio.sleep(0.01)
 
@@ -316,7 +328,7 @@ async def test_a_refused_request_gives_its_tokens_back(fleet) -> None:
         tenant = it.gateway.registry.tenant("acme")
 
         async def remaining() -> int:
-            return (await it.gateway.quota.peek(tenant)).tokens.remaining
+            return (await it.gateway.quota.peek(tenant))[0].remaining
 
         for _ in range(100):
             if await remaining() >= 990:

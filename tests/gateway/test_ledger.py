@@ -108,6 +108,7 @@ async def test_a_record_is_entered_whole_and_added_up(
             "cut": 1,
             "failed": 0,
             "refused": 0,
+            "spend": 0.0,
         }
     ]
     assert [Record(**entry) for entry in stream(valkey_url, prefix)] == [one]
@@ -187,7 +188,7 @@ async def test_a_question_that_makes_no_sense_names_its_field(ledger: Ledger) ->
 async def test_the_stream_is_bounded(
     ledger: Ledger, valkey_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.records._STREAM_MAX", 200)
+    monkeypatch.setattr("gateway.records.STREAM_MAX", 200)
     for _ in range(1000):
         ledger.record(record())
     assert await total(ledger) == 1000

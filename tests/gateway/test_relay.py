@@ -6,16 +6,19 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import pairwise
 
+import orjson
 import pytest
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 from scripted import BASE, DONE, USAGE, chunk, chunks, event, read_reply, until, usage_event
 
-from gateway.connection import Connection, Headers, ReplyLost, ReplyUnfit
+from gateway.connection import Connection
+from gateway.exchange import Headers, ReplyLost, ReplyUnfit
+from gateway.framework import Written as KnowsNothing
+from gateway.framework import reply_to
 from gateway.relay import Relay
 from gateway.reply import Reply
-from gateway.reply import Written as KnowsNothing
 from shared.clock import monotonic
 from shared.framing import FrameTooLong
 from shared.messages import Usage
@@ -317,7 +320,7 @@ async def serve() -> AsyncIterator[Serve]:
     async def start(write: Callable[[Reply], Awaitable[None]], stall_s: float = 5.0) -> int:
         async def handle(request: web.Request) -> web.StreamResponse:
             await request.read()
-            reply = Reply.to(request, stall_s=stall_s)
+            reply = reply_to(request, stall_s=stall_s)
             reply.headers["x-request-id"] = "r1"
             try:
                 await write(reply)
@@ -509,3 +512,63 @@ async def test_a_reader_that_never_reads_is_cut_off(serve) -> None:
         await cut.wait()
     assert flow.told == ["pause", "resume"]
     writer.close()
+
+
+# `model` in the raw lane ------------------------------------------------------------------------
+
+TELLING = st.sampled_from(
+    [
+        '"model":"base"',
+        '\\"model\\":\\"base\\"',
+        "{",
+        "}",
+        '","model":"base","x":"',
+        "\n",
+        "é",
+        "\\",
+    ]
+)
+
+
+@given(texts=st.lists(st.lists(TELLING, max_size=6).map("".join), min_size=1, max_size=8))
+def test_the_raw_lane_corrects_model_and_no_text_whatever_it_says(texts: list[str]) -> None:
+    said = [{**chunk("base", {"content": text}), "nested": {"model": "base"}} for text in texts]
+    reply = Written()
+    relay = Relay(
+        reply,  # type: ignore[arg-type]
+        stream=True,
+        keep_usage=False,
+        clock=monotonic,
+        asked="org/pirate:v2",
+    )
+    relay.head(200, SSE, Flow())
+    relay.body(event(chunk("base", {"role": "assistant"})))
+    for one in said:
+        assert relay.chunk(framed(event(one)))
+    assert reply.raw == len(said)
+    told = [orjson.loads(blob.removeprefix(b"data: ")) for blob in reply.blobs[1:]]
+    assert told == [{**one, "model": "org/pirate:v2"} for one in said]
+    assert relay.data_events == len(said) + 1
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        b"0" + framed(event(chunk("base", {}))),  # a size with a zero before it
+        framed(event(chunk("base", {})))[:-1],
+        framed(event(chunk("base", {}))) + framed(event(chunk("base", {}))),
+        framed(event(chunk("base", {})) + event(chunk("base", {}))),
+        framed(event(chunk("base", {}))[:-1]),
+        framed(DONE),
+        framed(usage_event("base")),
+        framed(b": a comment\n\n"),
+        framed(event(chunk("base", {}))).replace(b"\r\n", b";x\r\n", 1),
+    ],
+)
+def test_what_is_not_plainly_one_event_in_one_chunk_is_no_matter_of_the_raw_lane(
+    odd: bytes,
+) -> None:
+    relay = Relay(Written(), stream=True, keep_usage=False, clock=monotonic)  # type: ignore[arg-type]
+    relay.head(200, SSE, Flow())
+    relay.body(event(chunk("base", {})))
+    assert not relay.chunk(odd)

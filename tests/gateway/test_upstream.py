@@ -8,15 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from scripted import until
 
-from gateway.connection import (
-    ConnectFailed,
-    Flow,
-    Headers,
-    ReplyLost,
-    ReplyTimeout,
-    ReplyUnfit,
-    Sink,
-)
+from gateway.exchange import ConnectFailed, Flow, Headers, ReplyLost, ReplyTimeout, ReplyUnfit, Sink
 from gateway.upstream import Upstream
 
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

@@ -118,6 +118,18 @@ def test_the_replicas_file_loads_and_points_at_what_is_mounted(chart: Any, tmp_p
     assert config.fleet_token == gateway.fleet.token != ""
 
 
+def test_adapters_of_an_object_store_are_kept_where_the_pod_may_write(
+    render: Render, tmp_path: Path
+) -> None:
+    store = "s3://bucket/prefix"
+    cache = {"replica.cache": {"volume": {"emptyDir": {}}}, "replica.config.adapter_store": store}
+    rendered = render(cache)
+    config = settings_of(ReplicaConfig, rendered, "replica", tmp_path, {})
+    mounts = container(rendered, "replica")["volumeMounts"]
+    (mount,) = [mount for mount in mounts if Path(mount["mountPath"]) == config.adapters]
+    assert (config.adapter_store, mount.get("readOnly", False)) == (store, False)
+
+
 def test_operators_settings_reach_the_files(render: Render, tmp_path: Path) -> None:
     rendered = render(
         {

@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[2]
         ({"replica.config.max_lora": 4}, "max_lora"),
         ({"replica.config.dtype": "int3"}, "dtype"),
         ({"replica.config.fleet_token": "secret"}, "fleet_token"),
+        ({"replica.config.adapter_store": "s3://bucket"}, "replica.cache"),
         ({"secrets.adminKey": "short"}, "adminKey"),
         ({"store.url": "http://x"}, "/store/url"),
         ({"valkey.enabled": False}, "store.url"),
@@ -38,7 +39,8 @@ def test_wrong_values_are_refused_by_name(helm: Any, values: dict[str, Any], say
 
 
 def test_the_schema_knows_exactly_the_settings_of_the_code() -> None:
-    schema = json.loads((ROOT / "helm/values.schema.json").read_text())["properties"]
+    whole = json.loads((ROOT / "helm/values.schema.json").read_text())
+    schema, pool = whole["properties"], whole["definitions"]["pool"]
     sections = schema["gateway"]["properties"]["config"]["properties"]
     for name, kind in {
         "router": RouterConfig,
@@ -49,7 +51,7 @@ def test_the_schema_knows_exactly_the_settings_of_the_code() -> None:
     }.items():
         assert sections[name]["properties"].keys() == kind.model_fields.keys(), name
     owned = {"base", "adapters", "name", "host", "port", "fleet_token"}
-    replica = schema["replica"]["properties"]["config"]["properties"]
+    replica = pool["properties"]["config"]["properties"]
     assert replica.keys() == ReplicaConfig.model_fields.keys() - owned
 
 
@@ -58,9 +60,11 @@ def test_the_values_file_shows_every_key_of_the_schema() -> None:
     schema = json.loads((ROOT / "helm/values.schema.json").read_text())
 
     def missing(shown: Any, rule: dict[str, Any], at: str) -> list[str]:
-        if at.endswith(".config"):
-            return []  # the code's own examples show these
-        rule = schema["definitions"][rule["$ref"].split("/")[-1]] if "$ref" in rule else rule
+        if at.endswith(".config") or shown is None:
+            return []  # the code's own examples show these; null is a value
+        for link in (rule, *rule.get("allOf", ())):
+            if "$ref" in link:
+                rule = schema["definitions"][link["$ref"].split("/")[-1]]
         lost = []
         for key, inner in rule.get("properties", {}).items():
             here = f"{at}.{key}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
+from s3_server import S3Server, s3_server
 
 from replica.app import Replica
 from replica.config import ReplicaConfig
@@ -58,13 +59,13 @@ class Served:
                 await asyncio.sleep(0.005)
 
     async def idle(self, within_s: float = 5) -> None:
-        """Nothing runs or waits, every page is free, no slot is held: and the core agrees."""
+        """Nothing runs or waits, pages are free or of idle adapters, and the core agrees."""
 
         def is_idle() -> bool:
             report = self.replica.front.report
             held = any(state.running for state in report.adapters)
             # The report may be of just before: the pool is what it is now.
-            free = engine.pool.available == engine.pool.pages
+            free = engine.pool.available + engine.cache.pages_used == engine.pool.pages
             return free and report.running == report.waiting == 0 and not held
 
         engine = self.replica.engine
@@ -73,6 +74,12 @@ class Served:
 
 
 Serve = Callable[..., Awaitable[Served]]
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with s3_server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

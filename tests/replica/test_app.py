@@ -54,7 +54,7 @@ async def test_200_mixed_requests_over_6_adapters_on_2_slots_answer_as_if_alone(
     roomy = await serve(**tight, max_running=16, max_step_tokens=64)
     alone = [await _text(roomy, body) for body in bodies]
     short_of_pages = await serve(
-        **tight, max_running=8, max_step_tokens=16, pages=24, page_tokens=8
+        **tight, max_running=8, max_step_tokens=16, pages=20, max_model_len=192
     )
     for served in (roomy, short_of_pages):
         asked = asyncio.Semaphore(40)

@@ -30,7 +30,9 @@ async def test_loading_twice_is_refused_unless_in_place(serve: Any, store: Path)
     served = await serve(adapters=store)
     body = {"lora_name": "ada", "lora_path": "ada"}
     assert (await served.post(LOAD, body))[0] == 200  # known from its folder, not by a call
-    assert (await served.adapter("ada"))["tier"] == "host"
+    ada = await served.adapter("ada")
+    assert (ada["tier"], ada["canary"]) == ("gpu", "passed")
+    assert (await served.adapter("bob"))["canary"] == "pending"
     status, reply = await served.post(LOAD, body)
     assert (status, reply["error"]["code"]) == (400, "already_loaded")
     assert (await served.post(LOAD, {**body, "load_inplace": True}))[0] == 200
@@ -81,6 +83,8 @@ async def test_unloading_lets_a_running_stream_finish_on_its_adapter(
         ("nothing-here", 404, "adapter_not_found"),
         ("org/hub-name", 404, "adapter_not_found"),
         (".", 404, "adapter_not_found"),
+        ("x" * 300, 404, "adapter_not_found"),
+        ("a\0b", 404, "adapter_not_found"),
         ("../base", 400, "outside_root"),
         ("/etc", 400, "outside_root"),
         ("link", 400, "outside_root"),
@@ -100,6 +104,41 @@ async def test_names_that_cannot_be_served_are_refused(serve: Any, name: Any) ->
     served = await serve()
     status, reply = await served.post(LOAD, {"lora_name": name, "lora_path": "ada"})
     assert (status, reply["error"]["param"]) == (400, "lora_name")
+
+
+async def test_load_and_unload_answer_as_vllms_do(serve: Any, store: Path) -> None:
+    """Status, type and the words that controllers look for, from transcripts of vLLM 0.32."""
+    served = await serve(adapters=store)
+
+    async def said(path: str, body: dict[str, Any]) -> tuple[int, str, str]:
+        status, reply = await served.post(path, body)
+        if isinstance(reply, str):
+            return status, "", reply
+        return status, reply["error"]["type"], reply["error"]["message"]
+
+    load = {"lora_name": "probe", "lora_path": str(store / "ada"), "base_model_name": None}
+    assert await said(LOAD, load) == (
+        200, "", "Success: LoRA adapter 'probe' added successfully.",
+    )  # fmt: skip
+    assert await said(LOAD, load) == (
+        400, "InvalidUserInput",
+        "The lora adapter 'probe' has already been loaded. If you want to load the adapter in "
+        "place, set 'load_inplace' to True.",
+    )  # fmt: skip
+    assert (await said(LOAD, {**load, "load_inplace": True}))[0] == 200
+    status, kind, text = await said(LOAD, {**load, "lora_name": "x", "lora_path": "org/hub-id"})
+    assert (status, kind) == (404, "NotFoundError")
+    assert text.startswith("Loading lora x failed: No adapter found for org/hub-id")
+    status, kind, text = await said(LOAD, {**load, "lora_name": "tiny"})
+    assert (status, kind) == (400, "InvalidUserInput")
+    assert "conflicts with a served base model" in text
+    unload = {"lora_name": "probe", "lora_int_id": None}
+    assert await said(UNLOAD, unload) == (
+        200, "", "Success: LoRA adapter 'probe' removed successfully.",
+    )  # fmt: skip
+    assert await said(UNLOAD, unload) == (
+        404, "NotFoundError", "The lora adapter 'probe' cannot be found.",
+    )  # fmt: skip
 
 
 async def test_the_name_of_the_base_is_taken(serve: Any) -> None:
@@ -280,6 +319,16 @@ async def test_weights_that_are_not_finite_are_refused(serve: Any, store: Path) 
     save_file(tensors, weights)
     served = await serve(adapters=store)
     assert "non_finite" in (await served.adapter("ada"))["reason"]
+
+
+async def test_a_load_may_insist_on_a_digest(serve: Any, store: Path) -> None:
+    served = await serve(adapters=store)
+    digest = (await served.adapter("ada"))["digest"]
+    body = {"lora_name": "x", "lora_path": "ada"}
+    status, reply = await served.post(LOAD, {**body, "digest": "0" * 64})
+    assert (status, reply["error"]["code"]) == (400, "digest_mismatch")
+    assert (await served.get("/v1/models/x"))[0] == 404
+    assert (await served.post(LOAD, {**body, "digest": digest}))[0] == 200
 
 
 async def test_adapters_are_warmed_into_free_slots_and_none_is_emptied_for_it(serve: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from replica.canary import Canary
 from replica.core.step import Step
 from replica.engine.adapter_store import AdapterFolder, BadAdapter, HostAdapter
 from replica.engine.runner import BROKEN, Drawn, Runner
@@ -188,10 +189,10 @@ async def test_an_adapter_that_failed_is_served_again_once_a_load_call_has_read_
 ) -> None:
     load, faults = Runner.load, [RuntimeError("out of memory")]
 
-    def faulty(runner: Runner, slot: int, host: HostAdapter) -> None:
+    def faulty(runner: Runner, slot: int, host: HostAdapter, pages: Sequence[int]) -> None:
         if faults:
             raise faults.pop()
-        load(runner, slot, host)
+        load(runner, slot, host, pages)
 
     monkeypatch.setattr(Runner, "load", faulty)
     served = await serve()
@@ -302,7 +303,10 @@ async def test_a_row_that_is_not_finite_ends_its_own_request_only(
     await served.idle()
 
 
-async def test_weights_that_overflow_are_said_and_not_tried_again(serve: Any, store: Path) -> None:
+async def test_weights_that_overflow_are_said_and_not_tried_again(
+    serve: Any, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Canary, "fly", lambda *_: True)  # as if only a longer prompt overflowed
     weights = store / "ada" / "adapter_model.safetensors"
     tensors = {name: torch.full_like(each, 1e30) for name, each in load_file(weights).items()}
     save_file(tensors, weights)

@@ -104,7 +104,7 @@ async def test_any_object_begins_as_one_and_parses_if_it_ends(serve: Any) -> Non
 async def test_documents_survive_preemption_and_neighbours_do_not_notice(serve: Any) -> None:
     calm = await serve()
     expected = await calm.tokens("ada", tokens=60, ignore_eos=True)
-    served = await serve(pages=20, page_tokens=16, max_running=8)
+    served = await serve(pages=24, max_model_len=320, max_running=8)
     person = {"prompt": "x" * 60, "guided_json": PERSON, "temperature": 1.2, "tokens": 200}
     texts = await asyncio.gather(
         *[served.tokens("tiny", seed=seed, **person) for seed in range(6)],

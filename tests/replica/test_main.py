@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,7 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import pytest
 import yaml
+from s3_server import options
 
 READY = re.compile(r"loraplex replica (\S+) ready on (http://\S+)\n")
 
@@ -62,6 +66,21 @@ def test_it_is_ready_when_it_says_so_and_drains_on_sigterm(tiny: Path) -> None:
         out, err = process.communicate(timeout=20)
         assert process.returncode == 0, err
         assert out == ""
+
+
+def test_a_store_that_never_answers_keeps_it_neither_from_serving_nor_from_ending(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setenv("LORAPLEX_ADAPTER_STORE_OPTIONS", json.dumps(options(endpoint)))
+        store = ("--adapter-store", "s3://bucket/prefix", "--adapters", tmp_path)
+        with _started(tiny, *store) as (process, url):
+            body = {"model": "base", "prompt": "x", "max_tokens": 2}
+            assert httpx.post(url + "/v1/completions", json=body, timeout=30).status_code == 200
+            process.send_signal(signal.SIGTERM)
+            _, err = process.communicate(timeout=10)
+            assert process.returncode == 0, err
 
 
 def test_a_second_sigterm_does_not_wait(tiny: Path) -> None:

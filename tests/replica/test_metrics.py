@@ -109,3 +109,35 @@ async def test_what_runs_and_waits_shows_and_goes(
     assert _value(samples, "vllm:kv_cache_usage_perc", model_name="tiny") == 0
     await served.post("/pin", {"adapter": "ada"})
     assert _value(await _scrape(served), "loraplex_replica_adapters_pinned") == 1
+
+
+async def test_pages_are_counted_by_what_holds_them(serve: Any) -> None:
+    served = await serve(report_interval_s=0.01)
+    pool, cache = served.replica.engine.pool, served.replica.engine.cache
+
+    async def pages() -> dict[str, float]:
+        samples = await _scrape(served)
+        uses = ("kv", "cached", "adapter", "free")
+        return {use: _value(samples, "loraplex_replica_pages", use=use) for use in uses}
+
+    assert await pages() == {"kv": 0, "cached": 0, "adapter": 0, "free": pool.pages}
+    prompt = "a prompt of several pages, " * 4
+    running = asyncio.ensure_future(served.tokens("ada", prompt, 2000, ignore_eos=True))
+    front = served.replica.front
+    await served.until(lambda: front.report.running == 1 and front.report.pages_adapters > 0)
+    await served.until(lambda: front.report.pages_free < pool.pages - front.report.pages_adapters)
+    during = await pages()
+    assert during["kv"] > 0
+    assert during["adapter"] == cache.pages_used > 0
+    assert sum(during.values()) == pool.pages
+    running.cancel()
+    await served.idle()
+    await served.until(lambda: front.report.pages_cached == pool.cached > 0)
+    after = await pages()
+    assert (after["kv"], after["cached"], after["adapter"]) == (0, pool.cached, cache.pages_used)
+    name = "loraplex_replica_cached_prompt_tokens_total"
+    before = _value(await _scrape(served), name)
+    await served.tokens("ada", prompt)
+    assert _value(await _scrape(served), name) - before >= 96
+    await served.post("/v1/unload_lora_adapter", {"lora_name": "ada"})
+    assert (await pages())["adapter"] == 0

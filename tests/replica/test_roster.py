@@ -16,7 +16,7 @@ A, B, X = AdapterId("a"), AdapterId("b"), AdapterId("x")
 
 
 def _content(folder: AdapterId, digest: str = "1") -> Offered:
-    return Offered(folder, digest, 8, 100)
+    return Offered(folder, digest, 8, 100, 3)
 
 
 def _roster(*folders: AdapterId) -> Roster:
@@ -36,9 +36,9 @@ def test_folders_come_change_and_go() -> None:
 
 def test_a_loaded_name_follows_its_folder() -> None:
     roster = _roster(A)
-    assert roster.load(X, A, _content(A)) == [Offered(X, "1", 8, 100)]
+    assert roster.load(X, A, _content(A)) == [Offered(X, "1", 8, 100, 3)]
     assert roster.folder_of(X) == A
-    assert roster.scanned({A: _content(A, "2")}) == [_content(A, "2"), Offered(X, "2", 8, 100)]
+    assert roster.scanned({A: _content(A, "2")}) == [_content(A, "2"), Offered(X, "2", 8, 100, 3)]
     assert roster.scanned({}) == [Withdrawn(A), Withdrawn(X)]
     assert roster.scanned({A: _content(A)}) == [_content(A)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +74,10 @@ async def test_a_copy_that_does_not_fit_its_slot_fails_its_adapter_alone(
 ) -> None:
     load = Runner.load
 
-    def refuse(runner: Runner, slot: int, host: HostAdapter) -> None:
+    def refuse(runner: Runner, slot: int, host: HostAdapter, pages: Sequence[int]) -> None:
         if host.adapter == "ada":
             raise RuntimeError("out of memory")
-        load(runner, slot, host)
+        load(runner, slot, host, pages)
 
     monkeypatch.setattr(Runner, "load", refuse)
     served = await serve()
@@ -101,3 +102,53 @@ async def test_an_adapter_withdrawn_while_it_loads_never_answers(
     disk.let_go()
     cache = served.replica.engine.cache
     await served.until(lambda: cache.slots_used == 0 and cache.host_used == 0)
+
+
+async def test_two_names_of_one_content_share_their_bytes(
+    serve: Any, store: Path, disk: Disk
+) -> None:
+    served = await serve(adapters=store)
+    await served.tokens("ada")
+    body = {"lora_name": "twin", "lora_path": "ada"}
+    assert (await served.post("/v1/load_lora_adapter", body))[0] == 200
+    cache = served.replica.engine.cache
+    await served.tokens("twin")
+    assert cache.host_used == 2
+    assert cache.host_bytes == served.replica.front.adapters["ada"].size_bytes
+    assert (await served.post("/v1/unload_lora_adapter", {"lora_name": "ada"}))[0] == 200
+    assert await served.tokens("twin")
+    assert (await served.post("/v1/unload_lora_adapter", {"lora_name": "twin"}))[0] == 200
+    assert (cache.host_used, cache.host_bytes, cache.slots_used) == (0, 0, 0)
+
+
+async def test_host_memory_keeps_to_its_bytes_and_the_report_tells(serve: Any) -> None:
+    sizes = {name: state["bytes"] for name, state in (await _states(await serve())).items()}
+    budget = sizes["ada"] + sizes["bob"] + sizes["cyd"]
+    served = await serve(host_bytes=budget)
+    for name in ("ada", "bob", "cyd", "dee", "eve", "fay", "ada"):
+        await served.tokens(name)
+        cache = served.replica.engine.cache
+        cache.check()
+        assert cache.host_bytes <= budget
+    await served.until(lambda: served.replica.front.report.host_bytes_used == cache.host_bytes)
+    metrics = (await served.get("/metrics"))[1]
+    assert f"loraplex_replica_host_bytes_used {float(cache.host_bytes)}" in metrics
+    assert served.replica.front.report.host_bytes == budget
+    small = await serve(host_bytes=sizes["cyd"] - 1)
+    assert "host_bytes" in (await small.adapter("cyd"))["reason"]
+    assert await small.tokens("ada")
+
+
+async def test_who_waits_for_a_slot_is_read_meanwhile(serve: Any, disk: Disk) -> None:
+    served = await serve(max_loras=1)
+    running = asyncio.ensure_future(served.tokens("ada", tokens=400, ignore_eos=True))
+    await served.until(lambda: served.replica.front.report.running == 1)
+    waiting = [asyncio.ensure_future(served.tokens(name)) for name in ("bob", "cyd")]
+    await served.until(lambda: served.replica.engine.cache.host_used == 3)
+    assert not running.done()
+    await asyncio.gather(running, *waiting)
+    assert dict(disk.reads) == {"ada": 1, "bob": 1, "cyd": 1}
+
+
+async def _states(served: Any) -> dict[str, Any]:
+    return {state["name"]: state for state in (await served.get("/v1/adapters"))[1]["data"]}

@@ -9,9 +9,23 @@ from torch import Tensor
 
 from replica.core.sequence import Sampling
 from replica.core.step import BASE_SLOT, Row, Step
+from replica.engine.host_adapter import HostAdapter
 from replica.engine.runner import Runner
 
 GREEDY = Sampling(max_tokens=64, temperature=0)
+ADAPTER_PAGES = 128
+"""More than any adapter of the tests takes."""
+
+
+def pool_pages(for_keys: int, slots: int) -> int:
+    """Pages for a driver, and above them some for each slot."""
+    return for_keys + slots * ADAPTER_PAGES
+
+
+def load(runner: Runner, slot: int, adapter: HostAdapter, for_keys: int) -> None:
+    """Into the slot's own pages, the last one first."""
+    end = for_keys + (slot + 1) * ADAPTER_PAGES
+    runner.load(slot, adapter, range(end - 1, end - 1 - runner.pages_of(adapter), -1))
 
 
 @dataclass

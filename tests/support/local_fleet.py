@@ -38,6 +38,11 @@ class RunningFleet:
         keys: str = json.loads((self.data / "keys.json").read_text())["tenants"][tenant]
         return keys
 
+    @property
+    def admin(self) -> str:
+        key: str = json.loads((self.data / "keys.json").read_text())["admin"]
+        return key
+
     def client(self, tenant: str = "acme", **settings: Any) -> openai.OpenAI:
         """Without retries: what fails is to be seen. Close it (`with`)."""
         settings = {"max_retries": 0, "timeout": 120, **settings}

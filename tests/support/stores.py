@@ -1,4 +1,4 @@
-"""A store whose road can be frozen or cut: everything passes through this relay."""
+"""A store whose road can be frozen, slow or cut: everything passes through this relay."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ class Relay:
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.reads = 0  # chunks that came from clients
+        self.delay_s = 0.0  # of each chunk, in both directions
 
     @property
     def url(self) -> str:
@@ -75,6 +76,8 @@ class Relay:
         while data := await reader.read(1 << 16):
             self.reads += counted
             await self._flows.wait()
+            if self.delay_s:
+                await asyncio.sleep(self.delay_s)
             writer.write(data)
             await writer.drain()
         raise ConnectionResetError("one side has closed")

@@ -5,35 +5,34 @@ For each segment [s, e) whose slot holds A [R, in] and, for each slice i, Bt_i [
     v[s:e]         = x[s:e] A^T             shrink
     y[s:e, cols_i] += v[s:e, ranks_i] Bt_i  expand
 
-A segment without adapter is not in the plan, so no index of it exists and its rows cannot change.
+The matrices are views into the pool, cut where a page ends. A segment without adapter is not in the
+plan, so no index of it exists and its rows cannot change.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from replica.core.segments import Segments
 from replica.core.step import BASE_SLOT
-from replica.engine.arena import Arena
-from replica.engine.host_adapter import LayerParts, LoraPart
+from replica.engine.arena import Arena, LayerParts, LoraPart
 from replica.engine.model_config import Group
 
 
 def shrink(x: Tensor, part: LoraPart) -> Tensor:
     """v [n, R] of one segment's x [n, in]."""
-    return x @ part.A.t()
+    if len(part.A) == 1:
+        return x @ part.A[0].t()
+    return torch.cat([x @ A.t() for A in part.A], dim=1)
 
 
-def expand(v: Tensor, y: Tensor, part: LoraPart, group: Group) -> None:
+def expand(v: Tensor, y: Tensor, part: LoraPart) -> None:
     """Add to one segment's y [n, sum of out], in place."""
-    at = 0
-    for Bt, (start, end) in zip(part.Bt, group.columns, strict=True):
-        rank = Bt.shape[0]
-        if rank:
-            y[:, start:end].addmm_(v[:, at : at + rank], Bt)
-            at += rank
+    for rank, start, end, Bt in part.Bt:
+        y[:, start:end].addmm_(v[:, rank : rank + Bt.shape[0]], Bt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +46,7 @@ class ReferencePlan:
         spans = zip(segments.starts, segments.starts[1:], segments.slots, strict=False)
         return cls(
             tuple(
-                (start, end, arena.resident(slot))
-                for start, end, slot in spans
-                if slot != BASE_SLOT
+                (start, end, arena.parts(slot)) for start, end, slot in spans if slot != BASE_SLOT
             )
         )
 
@@ -58,4 +55,4 @@ class ReferencePlan:
         for start, end, adapter in self.segments:
             part = adapter[layer][index]
             if part is not None:
-                expand(shrink(x[start:end], part), y[start:end], part, group)
+                expand(shrink(x[start:end], part), y[start:end], part)

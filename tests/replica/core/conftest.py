@@ -19,6 +19,7 @@ from replica.core.pages import PagePool
 from replica.core.scheduler import Progress, Scheduler, Step
 from replica.core.segments import segments
 from replica.core.sequence import Sampling, Sequence
+from replica.core.step import PENDING
 from shared.ids import AdapterId
 from shared.messages import Tier
 
@@ -50,12 +51,15 @@ class EngineThread:
         max_running: int = 8,
         max_step_tokens: int = 32,
         max_model_len: int = 1000,
+        adapter_pages_max: int | None = None,
         eos_ids: frozenset[int] = frozenset(),
         adapter_wait_s: float = 5.0,
     ) -> None:
         self.now = 0.0
         self.pool = PagePool(pages=pages, page_tokens=page_tokens)
-        self.cache = AdapterCache(slots=slots, host_max=host_max)
+        self.cache = AdapterCache(
+            slots=slots, host_max=host_max, pool=self.pool, pages_max=adapter_pages_max
+        )
         self.max_step_tokens, self.max_running = max_step_tokens, max_running
         self.scheduler = Scheduler(
             pool=self.pool,
@@ -68,24 +72,28 @@ class EngineThread:
         )
         self.memory: dict[tuple[int, int], tuple[int, Weights]] = {}
         self.slots: dict[int, tuple[AdapterId, str]] = {}
+        self.weights: dict[int, tuple[AdapterId, str]] = {}  # by page: what an adapter put there
         self.loads: list[Load] = []
         self.sequences: dict[str, Sequence] = {}
         self.ends: list[Progress] = []
+        self.flight: tuple[Step, dict[str, int]] | None = None
 
-    def offer(self, *names: str, digest: str = "v1") -> None:
+    def offer(self, *names: str, digest: str = "v1", pages: int = 0) -> None:
         for name in names:
-            self.cache.offer(AdapterId(name), digest, 8, 1000)
+            self.cache.offer(AdapterId(name), digest, 8, 1000, pages)
 
     def add(
         self,
         adapter: str | None = None,
         prompt: Series[int] = (1, 2, 3),
         tokens: int = 4,
+        salt: str = "",
         **wishes: Any,
     ) -> Sequence:
         name = None if adapter is None else AdapterId(adapter)
         sampling = Sampling(max_tokens=tokens, temperature=0.0, **wishes)
-        seq = Sequence(f"s{len(self.sequences)}", name, tuple(prompt), sampling, self.now)
+        seq_id = f"s{len(self.sequences)}"
+        seq = Sequence(seq_id, name, tuple(prompt), sampling, self.now, salt=salt)
         self.scheduler.add(seq, self.now)
         self.sequences[seq.id] = seq
         return seq
@@ -110,6 +118,8 @@ class EngineThread:
         if load.tier is Tier.DISK:
             self.cache.read(load.adapter, load.digest)
         self.slots[load.slot] = (load.adapter, load.digest)
+        for page in self.cache.pages_in(load.slot):
+            self.weights[page] = (load.adapter, load.digest)
         self.cache.loaded(load.adapter, load.digest, load.slot)
 
     def run(self, step: Step) -> dict[str, int]:
@@ -123,19 +133,31 @@ class EngineThread:
         drawn: dict[str, int] = {}
         for row in step.rows:
             weights = self.slots[row.slot] if row.slot >= 0 else None
+            if weights is not None:
+                found = {self.weights[page] for page in self.cache.pages_in(row.slot)}
+                assert found <= {weights}, "others wrote where its weights were"
             size = self.pool.page_tokens
-            for at, token in enumerate(row.tokens, start=row.start):
-                self.memory[row.pages[at // size], at % size] = (token, weights)
+            tokens = row.tokens
+            if tokens == (PENDING,):  # the device knows what the step before drew
+                assert self.flight is not None
+                tokens = (self.flight[1][row.seq],)
+            for at, token in enumerate(tokens, start=row.start):
+                page = row.pages[at // size]
+                self.weights.pop(page, None)
+                self.memory[page, at % size] = (token, weights)
             context = [self.memory[row.pages[at // size], at % size] for at in range(row.end)]
             assert {used for _, used in context} == {weights}, "keys of other weights in its pages"
             if row.samples:
-                assert row.drawn == len(self.sequences[row.seq].output)
+                pending = self.flight is not None and row.seq in self.flight[1]
+                live = self.sequences[row.seq].finish is None
+                assert not live or row.drawn == len(self.sequences[row.seq].output) + pending
                 drawn[row.seq] = likeliest([token for token, _ in context], weights)
         return drawn
 
     def turn(self, *, loads: bool = True) -> Step | None:
         """Once around the loop."""
         self.now += 1.0
+        self.land()
         self.carry_out()
         while loads and self.loads:
             self.end_load()
@@ -148,6 +170,27 @@ class EngineThread:
                 if progress.finish is not None
             ]
         return step
+
+    def turn_ahead(self) -> Step | None:
+        """Once around the loop of a driver whose device runs one step while the next is planned."""
+        self.now += 1.0
+        self.carry_out()
+        step = self.scheduler.plan(self.now)
+        self.ends += self.scheduler.collect()
+        flight = None if step is None else (step, self.run(step))
+        if step is not None:
+            self.scheduler.advance(step)
+        self.land()
+        self.flight = flight
+        return step
+
+    def land(self) -> None:
+        """Settle the step under way."""
+        if self.flight is not None:
+            step, drawn = self.flight
+            self.flight = None
+            settled = self.scheduler.settle(step, drawn, self.now)
+            self.ends += [progress for progress in settled if progress.finish is not None]
 
     def until_all_end(self, turns: int = 10_000) -> int:
         for taken in range(turns):

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from replica.core.adapter_cache import AdapterCache, Evict, EvictHost, Load
+from replica.core.pages import PagePool
 from shared.ids import AdapterId
 from shared.messages import AdapterStatus, Tier
 
@@ -17,10 +18,25 @@ Version = tuple[AdapterId, str]
 
 
 class Cache(RuleBasedStateMachine):
-    @initialize(slots=st.integers(1, 3), more_host=st.integers(0, 2))
-    def begin(self, slots: int, more_host: int) -> None:
+    @initialize(
+        slots=st.integers(1, 3),
+        more_host=st.integers(0, 2),
+        sizes=st.lists(st.integers(0, 5), min_size=5, max_size=5),
+        pages=st.integers(6, 20),
+        for_keys=st.integers(0, 6),
+    )
+    def begin(
+        self, slots: int, more_host: int, sizes: list[int], pages: int, for_keys: int
+    ) -> None:
+        """Adapters have `pages` but `for_keys`, and sequences whatever adapters have not."""
         self.size, self.host_max = slots, slots + more_host
-        self.cache = AdapterCache(slots=self.size, host_max=self.host_max)
+        self.pool = PagePool(pages=pages, page_tokens=1)
+        self.pages_max = pages - for_keys
+        self.cache = AdapterCache(
+            slots=self.size, host_max=self.host_max, pool=self.pool, pages_max=self.pages_max
+        )
+        self.sizes = {AdapterId(name): size for name, size in zip("abcde", sizes, strict=True)}
+        self.keys: list[int] = []  # pages that sequences hold
         self.now = 0.0
         # what is true of the machine
         self.slots: dict[int, Version] = {}
@@ -51,10 +67,24 @@ class Cache(RuleBasedStateMachine):
     # --- the store
 
     def offer(self, name: AdapterId, digest: str) -> None:
-        self.cache.offer(name, digest, 8, 100)
-        if self.faults.get(name, ("",))[0] != digest:
-            self.faults.pop(name, None)
+        self.cache.offer(name, digest, 8, 100, self.sizes[name])
+        if digest in (self.known.get(name), self.faults.get(name, ("",))[0]):
+            return
+        self.faults.pop(name, None)
+        self.known.pop(name, None)
+        room = self.pages_max - sum(self.sizes[each] for each in self.pins(but=name))
+        others = self.known.keys() - self.pinned
+        largest = max((self.sizes[each] for each in others), default=0)
+        if self.sizes[name] <= room - (largest if name in self.pinned else 0):
             self.known[name] = digest
+            return
+        (reason,) = [state.reason for state in self.cache.states() if state.adapter == name]
+        assert "raise pages" in reason
+        self.faults[name] = (digest, reason)
+
+    def pins(self, *, but: AdapterId) -> list[AdapterId]:
+        """Pinned adapters that can be loaded."""
+        return [name for name in self.pinned if name in self.known and name != but]
 
     def withdraw(self, name: AdapterId) -> None:
         self.cache.withdraw(name)
@@ -80,8 +110,13 @@ class Cache(RuleBasedStateMachine):
     @rule(name=NAMES, on=st.booleans())
     def pin(self, name: AdapterId, on: bool) -> None:
         exists = name in self.known or name in self.faults
-        fits = not on or len(self.pinned - {name}) < self.size - 1
-        if not (exists and fits):
+        pinned = [*self.pins(but=name), *([name] if name in self.known else [])]
+        others = self.known.keys() - self.pinned - {name}
+        largest = max((self.sizes[each] for each in others), default=0)
+        fits = len(self.pinned - {name}) < self.size - 1 and (
+            largest + sum(self.sizes[each] for each in pinned) <= self.pages_max
+        )
+        if not exists or (on and not fits):
             with pytest.raises(ValueError, match=r"add it first|unpin one first"):
                 self.cache.pin(name, on)
             return
@@ -118,6 +153,33 @@ class Cache(RuleBasedStateMachine):
         if seq in self.held:
             self.use(self.held.pop(seq))
         self.leave()
+
+    @rule(want=st.integers(1, 6), headroom=st.integers(0, 2), evicts=st.booleans())
+    def take_pages(self, want: int, headroom: int, evicts: bool) -> None:
+        self.pool.headroom = headroom
+        if evicts:
+            self.give_way(want)
+        self.keys += self.pool.allocate(min(want, self.pool.available)) or []
+
+    def give_way(self, want: int) -> None:
+        """Idle adapters leave for sequences, or none does."""
+        before, idle = self.pool.available, self.idle()
+        enough = before + sum(self.sizes[name] for name, _ in idle) >= want
+        assert self.cache.make_room(want) == enough
+        if not enough:
+            assert self.pool.available == before
+            return
+        left = [v for v in idle if self.cache.slot_of(v[0]) is None]
+        awaited = {name for _, name in self.waits.values()}
+        lines = sorted(idle, key=lambda v: (v[0] in awaited, self.used.index(v)))
+        assert left == lines[: len(left)], "the least recently used that nobody waits for first"
+        for slot in [slot for slot, version in self.slots.items() if version in left]:
+            del self.slots[slot]
+
+    @rule(back=st.integers(1, 6))
+    def give_pages_back(self, back: int) -> None:
+        self.pool.free(self.keys[:back])
+        del self.keys[:back]
 
     # --- the engine
 
@@ -160,7 +222,7 @@ class Cache(RuleBasedStateMachine):
         else:
             assert version not in self.held.values(), "a held slot was evicted"
             assert version[0] not in self.pinned, "a pinned adapter was evicted"
-            gain = next(load for load in loads_after if load.slot == command.slot)
+            gain = loads_after[0]  # who leaves for it stands right before it
             rivals = [other for other in self.idle() if not self.older(other[0], gain.adapter)]
             assert all(self.used.index(version) < self.used.index(other) for other in rivals)
             assert not self.older(version[0], gain.adapter), "taken from an older waiter"
@@ -188,8 +250,13 @@ class Cache(RuleBasedStateMachine):
         left = sorted(self.age(name) for name in waiting if (name, self.known[name]) not in placed)
         assert self.cache.unplaced == tuple((name, since) for since, name in left)
         if left:
-            assert len(self.slots) + len(self.loads) == self.size
-            assert all(self.older(version[0], left[0][1]) for version in self.idle())
+            name = left[0][1]
+            may_leave = [version for version in self.idle() if not self.older(version[0], name)]
+            freed = sum(self.sizes[leaver] for leaver, _ in may_leave)
+            slot = bool(may_leave) or len(self.slots) + len(self.loads) < self.size
+            held = self.cache.pages_used - freed + self.sizes[name]
+            in_pool = self.pool.spare + freed >= self.sizes[name]
+            assert not (slot and held <= self.pages_max and in_pool)
 
     @precondition(lambda self: self.loads)
     @rule(data=st.data(), fails=MOSTLY_NOT, reads=st.booleans())
@@ -234,6 +301,7 @@ class Cache(RuleBasedStateMachine):
     def it_accuses_itself_of_nothing(self) -> None:
         if hasattr(self, "cache"):
             self.cache.check()
+            self.pool.check([self.keys, *self.cache.holdings()])
             assert self.cache.host_used <= self.host_max
             assert self.cache.slots_used <= self.size
 
@@ -274,6 +342,8 @@ class Cache(RuleBasedStateMachine):
         self.leave()
         self.end_all_loads()
         self.poll()
+        self.pool.free(self.keys)
+        assert self.pool.available == self.pool.pages
         assert (self.slots, self.host, self.cache.slots_used, self.cache.host_used) == (
             {},
             set(),

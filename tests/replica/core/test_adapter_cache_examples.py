@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from replica.core.adapter_cache import AdapterCache, Evict, EvictHost, Load
+from replica.core.adapter_cache import AdapterCache, Evict, EvictHost, Fetch, Load
+from replica.core.pages import PagePool
 from shared.ids import AdapterId
 from shared.messages import AdapterStatus, Tier
 
@@ -12,9 +13,9 @@ A, B, C, D = (AdapterId(name) for name in "abcd")
 
 
 def cache_of(*names: AdapterId, slots: int = 2, host_max: int = 4) -> AdapterCache:
-    cache = AdapterCache(slots=slots, host_max=host_max)
+    cache = AdapterCache(slots=slots, host_max=host_max, pool=PagePool(pages=8, page_tokens=1))
     for name in names:
-        cache.offer(name, "v1", 8, 100)
+        cache.offer(name, "v1", 8, 100, 1)
     return cache
 
 
@@ -141,9 +142,9 @@ def test_a_load_that_fails_fails_the_adapter_until_other_content_comes() -> None
     assert cache.poll(1.0) == [Evict(A, 0)]
     (state,) = cache.states()
     assert (state.status, state.reason) == (AdapterStatus.FAILED, "short read")
-    cache.offer(A, "v1", 8, 100)
+    cache.offer(A, "v1", 8, 100, 1)
     assert cache.poll(2.0) == [], "the same broken content is not read again"
-    cache.offer(A, "v2", 8, 100)
+    cache.offer(A, "v2", 8, 100, 1)
     assert cache.poll(3.0) == [Load(A, "v2", 0, Tier.DISK)]
 
 
@@ -151,7 +152,7 @@ def test_the_failure_of_an_old_version_does_not_touch_the_new_one() -> None:
     cache = cache_of(A)
     cache.want(A, "s", 0.0)
     cache.poll(0.0)
-    cache.offer(A, "v2", 8, 100)
+    cache.offer(A, "v2", 8, 100, 1)
     cache.load_failed(A, "v1", 0, "torn while it was replaced")
     assert cache.refusal(A) is None
     assert cache.poll(1.0) == [Evict(A, 0), Load(A, "v2", 0, Tier.DISK)]
@@ -184,7 +185,7 @@ def test_old_and_new_version_live_side_by_side_until_the_old_is_let_go() -> None
     cache = cache_of(A)
     load(cache, A)
     assert cache.acquire(A, "old", 1.0) == 0
-    cache.offer(A, "v2", 8, 100)
+    cache.offer(A, "v2", 8, 100, 1)
     assert cache.acquire(A, "new", 2.0) is None
     assert cache.acquire(A, "old", 2.0) == 0, "its lease stands"
     assert cache.poll(2.0) == [EvictHost(A, "v1"), Load(A, "v2", 1, Tier.DISK)]
@@ -197,8 +198,68 @@ def test_old_and_new_version_live_side_by_side_until_the_old_is_let_go() -> None
 
 def test_a_cache_that_cannot_keep_its_laws_is_not_built() -> None:
     with pytest.raises(ValueError, match="at least one slot"):
-        AdapterCache(slots=0, host_max=4)
-    with pytest.raises(ValueError, match="raise max_cpu_loras or lower max_loras"):
-        AdapterCache(slots=4, host_max=3)
+        AdapterCache(slots=0, host_max=4, pool=PagePool(pages=1, page_tokens=1))
+    with pytest.raises(ValueError, match="raise max_cpu_loras"):
+        AdapterCache(slots=4, host_max=3, pool=PagePool(pages=1, page_tokens=1))
     with pytest.raises(ValueError, match="digest"):
-        cache_of().offer(A, "", 8, 100)
+        cache_of().offer(A, "", 8, 100, 1)
+
+
+def test_what_is_far_away_gives_its_slot_back_and_blocks_nobody() -> None:
+    cache = cache_of(A, B, C, slots=1)
+    cache.want(A, "s", 1.0)
+    assert cache.poll(1.0) == [Load(A, "v1", 0, Tier.DISK)]
+    cache.postpone(A, "v1", 0)
+    cache.want(B, "t", 2.0)
+    assert cache.poll(2.0) == [Evict(A, 0), Fetch(A, "v1"), Load(B, "v1", 0, Tier.DISK)]
+    assert cache.unplaced == ()
+    cache.want(A, "u", 3.0)
+    assert cache.poll(3.0) == [], "it is asked for once"
+    cache.read(B, "v1")
+    cache.loaded(B, "v1", 0)
+    cache.check()
+    cache.read(A, "v1", 5.0)
+    assert cache.poll(4.0) == [Evict(B, 0), Load(A, "v1", 0, Tier.HOST)]
+    cache.check()
+
+
+def test_a_fetch_that_fails_is_told_to_all_who_wait() -> None:
+    cache = cache_of(A, slots=1)
+    cache.want(A, "s", 1.0)
+    cache.poll(1.0)
+    cache.postpone(A, "v1", 0)
+    cache.poll(1.0)
+    cache.fetch_failed(A, "v1", "the store is down")
+    assert "the store is down" in (cache.refusal(A) or "")
+    assert cache.poll(2.0) == []
+    cache.check()
+
+
+def test_a_version_replaced_while_it_is_fetched_is_let_go_when_it_comes() -> None:
+    cache = cache_of(A, slots=1)
+    cache.want(A, "s", 1.0)
+    cache.poll(1.0)
+    cache.postpone(A, "v1", 0)
+    cache.poll(1.0)
+    cache.offer(A, "v2", 8, 100, 1)
+    assert cache.poll(2.0) == [Load(A, "v2", 0, Tier.DISK)]
+    cache.read(A, "v1")
+    assert cache.poll(3.0) == [EvictHost(A, "v1")]
+    cache.check()
+
+
+def test_a_load_waits_for_bytes_of_host_memory_that_others_are_read_into() -> None:
+    pool = PagePool(pages=8, page_tokens=1)
+    cache = AdapterCache(slots=2, host_bytes=150, pool=pool)
+    for name, digest in ((A, "a1"), (B, "b1"), (C, "c1")):
+        cache.offer(name, digest, 8, 100, 1)
+    cache.offer(D, "d1", 8, 151, 1)
+    assert "host_bytes" in (cache.refusal(D) or "")
+    cache.want(A, "s", 1.0)
+    cache.want(B, "t", 2.0)
+    assert cache.poll(2.0) == [Load(A, "a1", 0, Tier.DISK)]
+    cache.read(A, "a1")
+    cache.loaded(A, "a1", 0)
+    assert cache.poll(3.0) == [EvictHost(A, "a1"), Load(B, "b1", 1, Tier.DISK)]
+    assert cache.host_bytes == 100
+    cache.check()

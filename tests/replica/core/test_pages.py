@@ -7,42 +7,72 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from replica.core.pages import BlockTable, PagePool
 
+TEXTS = st.lists(st.integers(0, 1), max_size=12)
+
+
+def names_of(text: list[int]) -> list[bytes]:
+    """A page holds one token here; its name is all tokens so far."""
+    return [bytes(text[: end + 1]) for end in range(len(text))]
+
 
 class Pages(RuleBasedStateMachine):
-    """Tables that grow and are released in any order."""
+    """Tables that share, grow, fill, lose their trust and are released in any order."""
 
-    @initialize(pages=st.integers(1, 24), page_tokens=st.integers(1, 5))
-    def begin(self, pages: int, page_tokens: int) -> None:
-        self.pool = PagePool(pages=pages, page_tokens=page_tokens)
+    @initialize(pages=st.integers(1, 24))
+    def begin(self, pages: int) -> None:
+        self.pool = PagePool(pages=pages, page_tokens=1)
         self.tables = [BlockTable() for _ in range(4)]
+        self.texts: list[list[int]] = [[] for _ in self.tables]  # what is in the pages of each
+        self.content: dict[int, bytes] = {}  # by page: what was written there last
 
-    @rule(which=st.integers(0, 3), tokens=st.integers(0, 60))
-    def grow(self, which: int, tokens: int) -> None:
+    @rule(which=st.integers(0, 3), text=TEXTS)
+    def start(self, which: int, text: list[int]) -> None:
+        """A table begins with what is known of its text, and writes the rest."""
+        table, names = self.tables[which], names_of(text)
+        self.release(which)
+        known = self.pool.known(names)
+        shared = table.share(names, self.pool)
+        assert shared == known == len(table)
+        for page, name in zip(table.pages, names, strict=False):
+            assert self.content[page] == name, "found under a name that is not its content's"
+        available = self.pool.available
+        if not table.grow_to(len(text), self.pool):
+            assert len(text) - shared > available
+            text = text[:shared]
+        assert len(table) == len(text)
+        self.texts[which] = text
+        for page, name in list(zip(table.pages, names, strict=False))[shared:]:
+            self.content[page] = name
+
+    @rule(which=st.integers(0, 3), count=st.integers(0, 12))
+    def name(self, which: int, count: int) -> None:
         table = self.tables[which]
-        before, available = list(table.pages), self.pool.available
-        grown = table.grow_to(tokens, self.pool)
-        missing = self.pool.pages_for(tokens) - len(before)
-        assert grown == (missing <= available)
-        assert table.pages[: len(before)] == before
-        if grown:
-            assert len(table) * self.pool.page_tokens >= tokens
-        else:
-            assert (table.pages, self.pool.available) == (before, available)
+        for page, name in list(zip(table.pages, names_of(self.texts[which]), strict=True))[:count]:
+            self.pool.name(page, name)
+
+    @rule(which=st.integers(0, 3))
+    def distrust(self, which: int) -> None:
+        self.pool.distrust(self.tables[which].pages)
 
     @rule(which=st.integers(0, 3))
     def release(self, which: int) -> None:
+        available, cached = self.pool.available, self.pool.cached
         self.tables[which].release(self.pool)
         self.tables[which].release(self.pool)
         assert self.tables[which].frozen() == ()
+        assert self.pool.available >= available
+        assert self.pool.cached >= cached, "who leaves takes nothing from the cache"
+        self.texts[which] = []
 
     @invariant()
-    def free_and_used_partition_the_pool(self) -> None:
-        self.pool.check()
-        held = [page for table in self.tables for page in table.pages]
-        assert len(held) == len(set(held)), "a page is in two tables"
-        assert len(held) + self.pool.available == self.pool.pages
-        for table in self.tables:
+    def held_cached_and_free_partition_the_pool(self) -> None:
+        if not hasattr(self, "pool"):
+            return
+        self.pool.check([table.pages for table in self.tables])
+        for table, text in zip(self.tables, self.texts, strict=True):
             assert table.frozen() == tuple(table.pages)
+            written = [self.content[page] for page in table.pages]
+            assert written == names_of(text), "another wrote to a page that it holds"
 
     def teardown(self) -> None:
         if hasattr(self, "pool"):
@@ -64,7 +94,7 @@ def test_an_allocation_is_all_or_nothing(pages: int, wanted: int) -> None:
 
 
 @pytest.mark.parametrize("pages", [[0, 0], [1], [0, 7], [-1]])
-def test_what_is_not_in_use_cannot_be_freed_and_nothing_else_is_freed_with_it(
+def test_what_is_not_held_cannot_be_freed_and_nothing_else_is_freed_with_it(
     pages: list[int],
 ) -> None:
     pool = PagePool(pages=4, page_tokens=1)
@@ -73,3 +103,34 @@ def test_what_is_not_in_use_cannot_be_freed_and_nothing_else_is_freed_with_it(
         pool.free(pages)
     assert pool.available == 3
     pool.check()
+
+
+def _filled(pool: PagePool, text: bytes) -> list[int]:
+    """Pages of a text, computed, named and given back."""
+    pages = pool.allocate(len(text))
+    assert pages is not None
+    for page, name in zip(pages, names_of(list(text)), strict=True):
+        pool.name(page, name)
+    pool.free(pages)
+    return pages
+
+
+def test_the_least_recently_held_is_forgotten_first_and_of_one_text_its_end() -> None:
+    pool = PagePool(pages=6, page_tokens=1)
+    old, new = _filled(pool, b"abc"), _filled(pool, b"xyz")
+    assert (pool.available, pool.cached) == (6, 6)
+    pool.free(pool.hold(names_of(list(b"abc"))))  # a use
+    assert pool.allocate(2) == [new[1], new[2]]
+    assert pool.known(names_of(list(b"xyz"))) == 1
+    assert pool.allocate(3) == [old[1], old[2], new[0]]
+    assert pool.known(names_of(list(b"abc"))) == 1
+
+
+def test_the_first_page_of_a_name_keeps_it() -> None:
+    pool = PagePool(pages=4, page_tokens=1)
+    first, second = pool.allocate(2) or ()
+    for page in (first, second):
+        pool.name(page, b"same")
+    pool.free([first, second])
+    assert (pool.available, pool.cached) == (4, 1)
+    assert pool.hold([b"same", b"other", b"same"]) == [first]

@@ -3,6 +3,7 @@ say alone, and ends once."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from hypothesis import given
@@ -32,24 +33,39 @@ def make_machine(engine_thread: Any) -> type[RuleBasedStateMachine]:
             page_tokens=st.integers(1, 4),
             max_running=st.integers(1, 5),
             more_tokens=st.integers(0, 8),
+            for_adapters=st.integers(0, 10),
         )
         def begin(
-            self, slots: int, pages: int, page_tokens: int, max_running: int, more_tokens: int
+            self,
+            slots: int,
+            pages: int,
+            page_tokens: int,
+            max_running: int,
+            more_tokens: int,
+            for_adapters: int,
         ) -> None:
+            """Beside `for_adapters` pages the longest sequence fits, and all pages are shared."""
             self.thread = engine_thread(
                 slots=slots,
-                pages=pages,
+                pages=pages + for_adapters,
                 page_tokens=page_tokens,
+                max_model_len=pages * page_tokens,
+                adapter_pages_max=for_adapters,
                 max_running=max_running,
                 max_step_tokens=max_running + more_tokens,
             )
             self.aborted: set[str] = set()
             self.versions = 0
 
-        @rule(name=NAMES, new=st.booleans())
-        def offer(self, name: str, new: bool) -> None:
+        @rule(name=NAMES, new=st.booleans(), pages=st.integers(0, 6))
+        def offer(self, name: str, new: bool, pages: int) -> None:
             self.versions += new
-            self.thread.offer(name, digest=f"v{self.versions}")
+            self.thread.offer(name, digest=f"{name}{self.versions}", pages=pages)
+
+        @rule(name=NAMES, on=st.booleans())
+        def pin(self, name: str, on: bool) -> None:
+            with suppress(ValueError):
+                self.thread.cache.pin(AdapterId(name), on)
 
         @rule(name=NAMES, refused=st.booleans())
         def lose(self, name: str, refused: bool) -> None:
@@ -60,12 +76,23 @@ def make_machine(engine_thread: Any) -> type[RuleBasedStateMachine]:
 
         @rule(
             name=st.none() | NAMES,
-            prompt=st.lists(st.integers(0, 9), min_size=1, max_size=9),
+            prompt=st.lists(st.integers(0, 1), min_size=1, max_size=12),
             tokens=st.integers(1, 12),
+            salt=st.sampled_from(["", "mine"]),
+            times=st.integers(1, 3),
         )
-        def add(self, name: str | None, prompt: list[int], tokens: int) -> None:
+        def add(
+            self,
+            name: str | None,
+            prompt: list[int],
+            tokens: int,
+            salt: str,
+            times: int,
+        ) -> None:
+            """Prompts of two tokens, that begin alike often; `times` is what `n` asks for."""
             if len(prompt) < self.thread.scheduler.max_model_len:
-                self.thread.add(name, prompt, tokens)
+                for _ in range(times):
+                    self.thread.add(name, prompt, tokens, salt=salt)
 
         @rule(data=st.data(), times=st.integers(1, 2))
         def abort(self, data: st.DataObject, times: int) -> None:
@@ -85,8 +112,15 @@ def make_machine(engine_thread: Any) -> type[RuleBasedStateMachine]:
                 self.thread.turn(loads=False)
                 self.thread.scheduler.check()
 
+        @rule(times=st.integers(1, 4))
+        def turn_ahead(self, times: int) -> None:
+            for _ in range(times):
+                self.thread.turn_ahead()
+                self.thread.scheduler.check()
+
         @rule(data=st.data())
         def abort_while_a_step_runs(self, data: st.DataObject) -> None:
+            self.thread.land()
             self.thread.carry_out()
             step = self.thread.scheduler.plan(self.thread.now)
             self.thread.ends += self.thread.scheduler.collect()
@@ -127,7 +161,7 @@ def make_machine(engine_thread: Any) -> type[RuleBasedStateMachine]:
             thread = self.thread
             thread.until_all_end()
             thread.ends += thread.scheduler.collect()
-            assert thread.pool.available == thread.pool.pages
+            assert thread.pool.available == thread.pool.pages - thread.cache.pages_used
             assert sum(state.running for state in thread.cache.states()) == 0
             reported = [progress.seq for progress in thread.ends]
             assert len(reported) == len(set(reported)), "an end was reported twice"
@@ -169,7 +203,8 @@ def test_a_text_depends_neither_on_its_neighbours_nor_on_preemption(
     engine_thread: Any, requests: list[Any], pages: int, budget: int
 ) -> None:
     thread = engine_thread(pages=pages, max_running=4, max_step_tokens=budget)
-    thread.offer(*"abcd")
+    for name in "abcd":
+        thread.offer(name, digest=name)
     for adapter, prompt, tokens, pause in requests:
         seq = thread.add(adapter, prompt, min(tokens, thread.scheduler.max_model_len - len(prompt)))
         for _ in range(pause):
@@ -177,7 +212,7 @@ def test_a_text_depends_neither_on_its_neighbours_nor_on_preemption(
         assert seq.finish in (None, Finish.LENGTH)
     thread.until_all_end()
     for seq in thread.sequences.values():
-        weights = None if seq.adapter is None else (seq.adapter, "v1")
+        weights = None if seq.adapter is None else (seq.adapter, seq.adapter)
         assert seq.output == thread.text(seq.prompt, weights, seq.sampling.max_tokens)
     thread.scheduler.check()
     assert thread.pool.available == pages

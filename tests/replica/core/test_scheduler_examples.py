@@ -20,7 +20,6 @@ def test_one_step_mixes_several_adapters_and_none(engine_thread: Any) -> None:
         thread.add(adapter)
     step = thread.turn()
     assert [row.slot for row in step.rows] == [-1, -1, 0, 0, 1]
-    assert thread.scheduler.running_adapters() == ("a", "b")
 
 
 def test_decoding_comes_before_prefilling_and_prompts_fill_the_rest_in_chunks(
@@ -195,8 +194,8 @@ def test_a_waiter_that_leaves_takes_its_wish_with_it(engine_thread: Any) -> None
     thread = engine_thread(slots=1)
     thread.offer("a")
     seq = thread.add("a")
-    assert thread.scheduler.fail(seq.id, 2.0)
-    assert not thread.scheduler.fail(seq.id, 3.0)
+    assert thread.scheduler.abort(seq.id, Finish.ERROR, 2.0)
+    assert not thread.scheduler.abort(seq.id, Finish.ERROR, 3.0)
     assert (seq.finish, seq.ended_at) == (Finish.ERROR, 2.0)
     assert thread.cache.poll(3.0) == []
 
@@ -227,3 +226,32 @@ def test_an_idle_scheduler_sleeps(engine_thread: Any) -> None:
     assert scheduler.plan(1.0) is None
     assert scheduler.next_wakeup(1.0) is None
     assert (scheduler.running, scheduler.waiting) == (0, 0)
+
+
+def test_what_is_computed_past_an_end_is_void_and_its_neighbours_go_on(engine_thread: Any) -> None:
+    alone = engine_thread.text((1, 2, 3), None, 8)
+    stop = alone[2]
+    thread = engine_thread(max_running=4)
+    ends = thread.add(tokens=8, stop_token_ids=frozenset({stop}))
+    other = thread.add(prompt=(4, 5), tokens=8)
+    planned = []
+    while thread.scheduler.running + thread.scheduler.waiting:
+        step = thread.turn_ahead()
+        planned.append(set() if step is None else {row.seq for row in step.rows})
+    thread.land()
+    drawn = alone.index(stop) + 1
+    assert ends.finish is Finish.STOP
+    assert ends.output == alone[:drawn]
+    assert [ends.id in rows for rows in planned[: drawn + 2]] == [True] * (drawn + 1) + [False]
+    assert other.output == engine_thread.text((4, 5), None, 8)
+
+
+def test_a_draw_that_depends_on_the_token_before_waits_for_it(engine_thread: Any) -> None:
+    thread = engine_thread(max_running=4)
+    steered, free = thread.add(tokens=4, presence_penalty=1.0), thread.add(tokens=4)
+    rows = []
+    while thread.scheduler.running + thread.scheduler.waiting:
+        step = thread.turn_ahead()
+        rows.append([] if step is None else sorted(row.seq for row in step.rows))
+    assert rows[:4] == [[steered.id, free.id], [free.id], [steered.id, free.id], [free.id]]
+    assert len(steered.output) == len(free.output) == 4

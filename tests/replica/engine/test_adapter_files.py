@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,6 +37,42 @@ def _pipe(folder: Path) -> None:
     os.mkfifo(folder / "adapter_model.safetensors")
 
 
+def _config_pipe(folder: Path) -> None:
+    (folder / "adapter_config.json").unlink()
+    os.mkfifo(folder / "adapter_config.json")
+
+
+def _to_a_device(folder: Path) -> None:
+    (folder / "adapter_model.safetensors").unlink()
+    (folder / "adapter_model.safetensors").symlink_to("/dev/zero")
+
+
+def _socket(folder: Path) -> None:
+    (folder / "adapter_model.safetensors").unlink()
+    with socket.socket(socket.AF_UNIX) as end:
+        at = os.open(folder, os.O_RDONLY)
+        end.bind(f"/proc/self/fd/{at}/adapter_model.safetensors")
+        os.close(at)
+
+
+def _directory(folder: Path) -> None:
+    (folder / "adapter_model.safetensors").unlink()
+    (folder / "adapter_model.safetensors").mkdir()
+
+
+def _header(entries: dict[str, object], data: bytes = b"") -> Callable[[Path], object]:
+    text = json.dumps(entries).encode()
+    content = len(text).to_bytes(8, "little") + text + data
+    return lambda folder: (folder / "adapter_model.safetensors").write_bytes(content)
+
+
+def _entry(shape: list[int], start: int, end: int) -> dict[str, object]:
+    return {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
+
+
+Q = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+
+
 def _linked_out(folder: Path) -> None:
     outside = folder.parent.parent / f"{folder.parent.name}-outside.safetensors"
     (folder / "adapter_model.safetensors").rename(outside)
@@ -59,6 +98,18 @@ BAD_FILES: list[tuple[str, Callable[[Path], object]]] = [
     ("corrupt_file", lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"abc")),
     ("corrupt_file", lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"")),
     ("not_a_file", _pipe),
+    ("not_a_file", _config_pipe),
+    ("not_a_file", _directory),
+    ("not_a_file", _socket),
+    ("outside_root", _to_a_device),
+    # A header that promises more than the file has, or more than any machine has.
+    ("corrupt_file", _header({Q: _entry([1 << 40, 1 << 40], 0, 1 << 82)})),
+    ("corrupt_file", _header({Q: _entry([1 << 40, 1 << 40], 0, 0)})),
+    ("corrupt_file", _header({Q: _entry([4, 64], 0, 1024)})),
+    ("corrupt_file", _header({Q: _entry([-4, -64], 0, 1024)}, bytes(1024))),
+    ("corrupt_file", _header({Q: _entry([10**30, 0], 0, 0)}, b"x")),
+    ("corrupt_file", _header({Q: [[[]]]})),
+    ("too_large", _header({f"{Q}{at}": _entry([0], 0, 0) for at in range(10_000)})),
     ("outside_root", _linked_out),
     ("ambiguous_layout", _nested),
 ]
@@ -103,3 +154,36 @@ def test_a_bad_adapter_does_not_hide_its_neighbours(root: Path, config: ModelCon
     verdicts = AdapterFolder(root, MAX_RANK, config).scan()
     assert [verdict.adapter for verdict in verdicts] == ["broken", "good", "void", "zz"]
     assert [isinstance(verdict, Found) for verdict in verdicts] == [False, True, False, True]
+
+
+def test_a_folder_replaced_while_it_is_read_is_one_or_the_other(
+    root: Path, config: ModelConfig, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Two whole adapters change places as fast as they can; no read is a mixture of both."""
+    aside = tmp_path_factory.mktemp("aside")
+    tiny_adapter(aside / "other", config, seed=9, alpha=64)
+    digests = {AdapterFolder(at, MAX_RANK, config).scan()[0].digest for at in (root, aside)}  # type: ignore[union-attr]
+    done = threading.Event()
+
+    def swap() -> None:
+        while not done.is_set():
+            (root / NAME).rename(aside / "kept")
+            (aside / "other").rename(root / NAME)
+            (aside / "kept").rename(aside / "other")
+
+    swapper = threading.Thread(target=swap)
+    swapper.start()
+    read, refused = set(), set()
+    try:
+        folder = AdapterFolder(root, MAX_RANK, config)
+        for _ in range(300):
+            try:
+                read.add(folder.read(NAME).digest)
+            except BadAdapter as bad:
+                refused.add(bad.code)
+    finally:
+        done.set()
+        swapper.join()
+    assert read <= digests
+    assert read, "some reads were not disturbed"
+    assert refused <= {"changed", "missing_config", "missing_weights", "unreadable"}

@@ -30,8 +30,8 @@ from replica.engine.tiny import tiny_adapter
 
 BAD_CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"use_dora": True}, "unsupported_feature:use_dora"),
-    ({"bias": "all"}, "unsupported_feature:bias"),
-    ({"bias": "lora_only"}, "unsupported_feature:bias"),
+    ({"bias": "all"}, "incomplete_weights"),
+    ({"bias": "lora_only"}, "incomplete_weights"),
     ({"lora_bias": True}, "unsupported_feature:lora_bias"),
     ({"modules_to_save": ["embed_tokens", "lm_head"]}, "unsupported_feature:modules_to_save"),
     ({"modules_to_save": ["score"], "task_type": "SEQ_CLS"}, "unsupported_task:SEQ_CLS"),
@@ -121,7 +121,7 @@ BAD_TENSORS: list[tuple[str, Change]] = [
         lambda tensors: {k: v for k, v in tensors.items() if k != f"{Q}.lora_B.weight"},
     ),
     ("unknown_module", rename("self_attn.q_proj", "mlp.fc1")),
-    ("unmatched_keys", rename("model.layers", "transformer.h")),
+    ("unmatched_keys", rename("model.layers", "backbone.blocks")),
     ("bad_dtype", mapped("", lambda tensor: tensor.to(torch.int32))),
     ("non_finite", mapped("1.self_attn.v_proj.lora_B", lambda half: half * NAN)),
     ("non_finite", mapped("0.self_attn.v_proj.lora_A", lambda half: half * INF)),

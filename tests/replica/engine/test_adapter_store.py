@@ -102,7 +102,7 @@ def test_rank_and_size_are_true_not_the_cap(tmp_path: Path, config: ModelConfig)
     assert (found.rank, found.size_bytes) == (5, elements * 4)
     host = AdapterFolder(tmp_path, MAX_RANK, config).read(AdapterId("mixed"))
     assert (host.rank, host.size_bytes, host.digest) == (5, found.size_bytes, found.digest)
-    assert host.ranks[1] == ((2, 0, 0), (0,), (0, 0), (5,))
+    assert host.ranks[1] == (2, 0, 0, 0, 0, 0, 5)
 
 
 def _digest(root: Path, config: ModelConfig) -> str:
@@ -162,3 +162,14 @@ def test_weights_too_large_for_the_engine_are_refused(root: Path, config: ModelC
     edit_tensors(root / NAME, lambda tensors: {k: v * 1e6 for k, v in tensors.items()})
     with pytest.raises(BadAdapter, match="non_finite"):
         AdapterFolder(root, MAX_RANK, config, "float16").read(NAME)
+
+
+def test_oddities_of_what_is_served_are_logged_once(
+    root: Path, config: ModelConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    edit_config(root / NAME, {"base_model_name_or_path": "unsloth/x-bnb-4bit"})
+    folder = AdapterFolder(root, MAX_RANK, config)
+    with caplog.at_level("INFO"):
+        for _ in range(3):
+            assert isinstance(folder.scan()[0], Found)
+    assert [getattr(record, "code", None) for record in caplog.records] == ["quantised_base"]

@@ -33,12 +33,12 @@ def _arena(config: ModelConfig) -> Arena:
         config=config,
         pages=PAGES,
         page_tokens=PAGE_TOKENS,
-        slots=1,
+        slots=0,
         max_rank=8,
         dtype=torch.float32,
         device=torch.device("cpu"),
     )
-    arena.kv[:, :PAGES] = math.nan  # what an earlier sequence may have left
+    arena.kv[:PAGES] = math.nan  # what an earlier sequence may have left
     return arena
 
 
@@ -93,13 +93,13 @@ def test_paged_equals_dense_for_any_chunks_pages_and_window(
         step = torch.cat(parts)
         plan = AttentionPlan.of(rows, arena)
         arena.enter(plan.entered)
-        kv = arena.kv[0]
         new = step[:, config.num_heads :].unflatten(1, (2, config.num_kv_heads))
-        kv.view(-1, *new.shape[1:]).index_copy_(0, plan.writes, new)
+        plan.keep(-new, arena.kv, 0)
+        plan.keep(new, arena.kv, 1)
         q = step[:, : config.num_heads]
-        ours = {window: plan.attend(q, kv, windowed=True)}
+        ours = {window: plan.attend(q, arena.kv, 1, windowed=True)}
         if not everywhere:
-            ours[None] = plan.attend(q, kv)
+            ours[None] = plan.attend(q, arena.kv, 1)
         at = 0
         for row in rows:
             whole = data[int(row.seq)][: row.end]
@@ -127,9 +127,9 @@ def test_the_padding_page_stays_zero(grouped: ModelConfig) -> None:
     plan = AttentionPlan.of(rows, arena)
     assert plan.entered == (5, 9)
     arena.enter(plan.entered)
-    assert not arena.kv[:, arena.zero_page].any()
-    assert arena.kv[:, 0].isnan().all()
-    assert not arena.kv[:, 9].any()
+    assert not arena.kv[arena.zero_page].any()
+    assert arena.kv[0].isnan().all()
+    assert not arena.kv[9].any()
 
 
 def test_a_windowed_layer_gathers_the_window_not_the_context(grouped: ModelConfig) -> None:
@@ -137,8 +137,9 @@ def test_a_windowed_layer_gathers_the_window_not_the_context(grouped: ModelConfi
     decoding = Row("decodes", BASE_SLOT, 79, (0,), tuple(range(20)), True, GREEDY, drawn=0)
     filling = Row("fills", BASE_SLOT, 40, (0,) * 8, tuple(range(20, 32)), True, GREEDY, drawn=0)
     plan = AttentionPlan.of([decoding, filling], arena)
-    assert [group.pages.tolist() for group in plan.windowed] == [[28, 29, 30, 31], [18, 19]]
-    assert [len(group.pages) for group in plan.full] == [12, 20]
+    pages = [(group.blocks[0] // (2 * arena.config.num_layers)).tolist() for group in plan.windowed]
+    assert pages == [[28, 29, 30, 31], [18, 19]]
+    assert [group.blocks.shape[1] for group in plan.full] == [12, 20]
 
 
 def test_a_window_that_no_row_outgrew_costs_nothing(grouped: ModelConfig) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_driver import Driver
+from engine_driver import Driver, load, pool_pages
 from torch import Tensor
 
 from replica.core.step import BASE_SLOT
@@ -25,7 +25,7 @@ from shared.ids import AdapterId
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers and PEFT, about themselves
 
-PAGES, PAGE_TOKENS = 128, 4
+PAGES, PAGE_TOKENS = 128, 16
 TOLERANCE = 1e-4
 TOKENS = 40
 
@@ -95,8 +95,8 @@ def loaded(folder: Path, dtype: str) -> Runner:
         base_dir=folder / "base",
         dtype=dtype,
         slots=len(ADAPTERS),
-        max_rank=16,
-        pages=PAGES,
+        max_rank=8,
+        pages=pool_pages(PAGES, len(ADAPTERS)),
         page_tokens=PAGE_TOKENS,
         threads=1,
     )
@@ -104,7 +104,7 @@ def loaded(folder: Path, dtype: str) -> Runner:
     verdicts = list(store.scan())
     assert all(isinstance(verdict, Found) for verdict in verdicts), verdicts
     for slot, name in enumerate(ADAPTERS):
-        runner.load(slot, store.read(AdapterId(name)))
+        load(runner, slot, store.read(AdapterId(name)), PAGES)
     return runner
 
 

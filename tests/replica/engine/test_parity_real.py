@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_driver import Driver
+from engine_driver import Driver, load, pool_pages
 
 from replica.core.step import BASE_SLOT
 from replica.engine.adapter_store import AdapterFolder
@@ -90,13 +90,13 @@ def runner(real_base: Path, real_adapters: Path, names: list[str]) -> Runner:
         base_dir=real_base,
         slots=len(names),
         max_rank=64,
-        pages=PAGES,
+        pages=pool_pages(PAGES, len(names)),
         page_tokens=PAGE_TOKENS,
         threads=1,
     )
     store = AdapterFolder(real_adapters, 64, runner.config)
     for slot, name in enumerate(names):
-        runner.load(slot, store.read(AdapterId(name)))
+        load(runner, slot, store.read(AdapterId(name)), PAGES)
     return runner
 
 

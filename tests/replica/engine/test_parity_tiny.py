@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_driver import Driver
+from engine_driver import Driver, load, pool_pages
 from torch import Tensor
 
 from replica.core.step import BASE_SLOT
@@ -20,7 +20,7 @@ from shared.ids import AdapterId
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers and PEFT, about themselves
 
-PAGES, PAGE_TOKENS = 128, 4
+PAGES, PAGE_TOKENS = 128, 16
 TOLERANCE = 1e-4
 
 EVERY = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -65,7 +65,7 @@ def runner(folder: Path) -> Runner:
     store = AdapterFolder(folder / "adapters", 16, runner.config)
     assert all(isinstance(found, Found) for found in store.scan())
     for slot, name in enumerate(ADAPTERS):
-        runner.load(slot, store.read(AdapterId(name)))
+        load(runner, slot, store.read(AdapterId(name)), PAGES)
     return runner
 
 
@@ -100,7 +100,7 @@ def _runner(base: Path) -> Runner:
         base_dir=base,
         slots=len(ADAPTERS),
         max_rank=16,
-        pages=PAGES,
+        pages=pool_pages(PAGES, len(ADAPTERS)),
         page_tokens=PAGE_TOKENS,
         threads=1,
     )
@@ -205,7 +205,7 @@ def test_base_rows_do_not_notice_adapters_around_them(runner: Runner, folder: Pa
     "sizes",
     [
         {"kv_heads": 4, "tied": True},
-        {"kv_heads": 1, "heads": 8, "layers": 3},
+        {"kv_heads": 1, "heads": 8, "layers": 4, "inner": 64},
         {
             "rope_scaling": {
                 "rope_type": "llama3",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_driver import Driver
+from engine_driver import Driver, load, pool_pages
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +17,7 @@ from replica.engine.runner import BROKEN, Runner
 from replica.engine.tiny import tiny_adapter, tiny_model
 from shared.ids import AdapterId
 
-PAGES, PAGE_TOKENS = 128, 4
+PAGES, PAGE_TOKENS = 128, 16
 SLOTS = ("small", "wide", "deep")
 IDLE = len(SLOTS)  # a slot that rows use only where a test fills it
 
@@ -43,12 +43,12 @@ def runner(folder: Path) -> Runner:
         base_dir=folder / "base",
         slots=len(SLOTS) + 1,
         max_rank=16,
-        pages=PAGES,
+        pages=pool_pages(PAGES, len(SLOTS) + 1),
         page_tokens=PAGE_TOKENS,
         threads=1,
     )
     for slot, name in enumerate(SLOTS):
-        runner.load(slot, _host(folder, name, runner))
+        load(runner, slot, _host(folder, name, runner), PAGES)
     return runner
 
 
@@ -120,7 +120,7 @@ def test_an_adapter_that_breaks_ends_its_own_rows_only(runner: Runner, folder: P
     wide = _alone(runner, prompt, 1, Sampling(max_tokens=8, temperature=0))
     bad = _host(folder, "wide", runner)
     bad.flat.fill_(float("nan"))
-    runner.load(IDLE, bad)
+    load(runner, IDLE, bad, PAGES)
     driver = _driver(runner)
     for seq, slot in (("b1", BASE_SLOT), ("w", 1), ("bad", IDLE), ("b2", BASE_SLOT)):
         driver.add(seq, prompt, slot)
@@ -131,13 +131,13 @@ def test_an_adapter_that_breaks_ends_its_own_rows_only(runner: Runner, folder: P
     driver._free = driver._free[-2:] + driver._free[:-2]
     driver.add("after", prompt, BASE_SLOT)
     assert driver.generate(8) == {"b1": base, "w": wide, "b2": base, "after": base}
-    runner.load(IDLE, _host(folder, "wide", runner))
+    load(runner, IDLE, _host(folder, "wide", runner), PAGES)
     assert _alone(runner, prompt, IDLE, Sampling(max_tokens=8, temperature=0)) == wide
     runner.clear(IDLE)
 
 
 def test_a_cleared_slot_is_an_error_and_the_base_goes_on(runner: Runner, folder: Path) -> None:
-    runner.load(IDLE, _host(folder, "small", runner))
+    load(runner, IDLE, _host(folder, "small", runner), PAGES)
     runner.clear(IDLE)
     driver = _driver(runner)
     driver.add("x", [5, 6, 7], IDLE)
@@ -152,7 +152,7 @@ def test_reloading_a_slot_replaces_the_adapter(runner: Runner, folder: Path) -> 
     greedy = Sampling(max_tokens=8, temperature=0)
     prompt = [40, 41, 42, 43]
     for slot, name in enumerate(SLOTS):
-        runner.load(IDLE, _host(folder, name, runner))
+        load(runner, IDLE, _host(folder, name, runner), PAGES)
         assert _alone(runner, prompt, IDLE, greedy) == _alone(runner, prompt, slot, greedy)
     runner.clear(IDLE)
 
@@ -180,10 +180,10 @@ def test_bfloat16_stays_near_float32(folder: Path, runner: Runner) -> None:
         dtype="bfloat16",
         slots=1,
         max_rank=16,
-        pages=PAGES,
+        pages=pool_pages(PAGES, 1),
         page_tokens=PAGE_TOKENS,
     )
-    narrow.load(0, _host(folder, "wide", narrow))
+    load(narrow, 0, _host(folder, "wide", narrow), PAGES)
     wide = _driver(runner)
     other = _driver(narrow)
     wide.add("x", list(range(30, 50)), 1)
@@ -200,11 +200,11 @@ def test_a_gpu_gives_the_cpus_logits(folder: Path, runner: Runner) -> None:
         device="cuda",
         slots=len(SLOTS) + 1,
         max_rank=16,
-        pages=PAGES,
+        pages=pool_pages(PAGES, len(SLOTS) + 1),
         page_tokens=PAGE_TOKENS,
     )
     for slot, name in enumerate(SLOTS):
-        other.load(slot, _host(folder, name, other))
+        load(other, slot, _host(folder, name, other), PAGES)
     ours, theirs = _driver(runner), _driver(other)
     for i in range(12):
         for driver in (ours, theirs):

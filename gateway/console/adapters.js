@@ -1,0 +1,70 @@
+// Adapters: where each is on every replica, its versions, a new one deployed, the last one taken back.
+
+import { html, useState } from "/console/vendor/preact-htm.js";
+import { call, rows } from "/console/api.js";
+import { Badge, bytes, digest, Problem, Table, useAction, usePolled, when } from "/console/parts.js";
+
+const MARK = { gpu: "●", host: "◐", disk: "○" };
+const SAID = { gpu: "in a slot", host: "in host memory", disk: "on disk" };
+
+export function Adapters() {
+  const [turn, setTurn] = useState(0);
+  const [open, setOpen] = useState(null);
+  const [wanted, setWanted] = useState("");
+  const { data, error } = usePolled(() => rows("adapters"), 2000, [turn]);
+  const again = () => setTurn((n) => n + 1);
+  if (!data) return html`<${Problem} error=${error} />`;
+  const replicas = [...new Set(data.flatMap((one) => one.replicas))].sort();
+  const found = data.filter((one) => one.adapter.includes(wanted));
+  const chosen = data.find((one) => one.adapter === open);
+  return html`<${Problem} error=${error} />
+    <${Deploy} done=${again} />
+    <label class="row">Find <input type="search" value=${wanted} oninput=${(e) => setWanted(e.target.value)} /> <span class="quiet">${found.length} of ${data.length}</span></label>
+    ${chosen && html`<${Adapter} key=${chosen.adapter} one=${chosen} again=${again} />`}
+    <p class="quiet">${Object.entries(MARK).map(([tier, mark]) => `${mark} ${SAID[tier]}`).join("   ")}</p>
+    <${Table} label="Adapters" empty="No adapter here." rows=${found.slice(0, 500)} columns=${[
+      ["adapter", (one) => html`<button class="link" aria-expanded=${one.adapter === open} onclick=${() => setOpen(one.adapter === open ? null : one.adapter)}>${one.adapter}</button>`],
+      ["state", (one) => html`<${Badge} kind=${one.status === "ready" ? "good" : one.status === "failed" ? "bad" : "warn"}>${one.status ?? "not served"}<//>`],
+      ["version", (one) => html`<code>${digest(one.record?.current || one.digest)}</code>`],
+      ["rank", (one) => one.rank, "number"], ["size", (one) => bytes(one.size_bytes), "number"],
+      ["owner", (one) => one.record?.owner || "–"],
+      ...replicas.map((name) => [name, (one) => {
+        const place = one.places.find((p) => p.replica === name);
+        return place ? html`<span title=${`${place.status}, ${SAID[place.tier]}${place.pinned ? ", pinned" : ""}${place.reason ? `: ${place.reason}` : ""}`}>${place.status === "failed" ? "✕" : MARK[place.tier]}${place.running ? html`<b> ${place.running}</b>` : ""}</span>` : "";
+      }]),
+    ]} />`;
+}
+
+function Deploy({ done }) {
+  const [name, setName] = useState(""), [path, setPath] = useState("");
+  const { busy, error, run } = useAction();
+  const deploy = (event) => {
+    event.preventDefault();
+    run(async () => {
+      await call("POST", `adapters/${encodeURIComponent(name)}/versions`, { body: { path } });
+      setName(""); setPath(""); done();
+    });
+  };
+  return html`<form class="row" onsubmit=${deploy} aria-label="Deploy an adapter">
+    <label>Deploy <input name="adapter" required placeholder="name" value=${name} oninput=${(e) => setName(e.target.value)} autocomplete="off" /></label>
+    <label>from <input name="path" required placeholder="folder or object-store address" value=${path} oninput=${(e) => setPath(e.target.value)} autocomplete="off" /></label>
+    <button disabled=${busy}>${busy ? "Deploying …" : "Deploy"}</button><${Problem} error=${error} /></form>`;
+}
+
+function Adapter({ one, again }) {
+  const { busy, error, run } = useAction();
+  const record = one.record, path = `adapters/${encodeURIComponent(one.adapter)}`;
+  const back = (to) => confirm(`Serve ${one.adapter} as ${to ? digest(to) : "its version before"}? Running answers finish on theirs.`)
+    && run(async () => { await call("POST", `${path}/rollback`, { body: to ? { digest: to } : {}, etag: record.version }); again(); });
+  return html`<section class="card wide" aria-label="Adapter ${one.adapter}"><h3>${one.adapter}</h3>
+    <${Problem} error=${error} />
+    ${record ? html`
+      <${Table} label="Versions" empty="No version on record." rows=${record.versions} columns=${[
+        ["version", (v) => html`<code>${digest(v.digest)}</code> ${v.digest === record.current && html`<${Badge} kind="good">current<//>`}`],
+        ["added", (v) => when(v.created)], ["from", (v) => v.path || "–"], ["note", (v) => v.note || "–"],
+        ["", (v) => v.digest !== record.current && html`<button disabled=${busy} onclick=${() => back(v.digest)}>Serve this</button>`],
+      ]} />
+      ${record.previous && html`<button disabled=${busy} onclick=${() => back("")}>Roll back to ${digest(record.previous)}</button>`}`
+    : html`<p class="quiet">The replicas serve it; it has no record, so it has no versions to go back to.</p>`}
+  </section>`;
+}

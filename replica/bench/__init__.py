@@ -1,0 +1,1 @@
+"""Benchmarks of the engine's parts on the GPU at hand, as programs; nothing of them is served."""

@@ -1,0 +1,79 @@
+"""Sharing: a sequence begins with pages that others have computed, and leaves its own to others.
+
+Laws: a sequence shares the longest run of pages whose names its own tokens have, and at least its
+last token is computed by itself; a page is named in the moment it is full and computed, so what can
+be found is true; who would compute what another one is computing already waits for it, a few steps
+at most, because that one runs and is older in the batch. A sequence whose prompt is to be scored
+shares nothing, for pages have no scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from replica.core.live import Live
+from replica.core.pages import PagePool
+from replica.core.prefix import PageNames, root
+
+
+class Sharing:
+    def __init__(self, *, pool: PagePool) -> None:
+        self._pool = pool
+        self._coming: dict[bytes, Live] = {}  # names of pages being computed, and by whom
+
+    def waits(self, entry: Live, digest: str) -> bool:
+        """Whether somebody is just computing what it would begin with. `digest` is its weights'."""
+        if entry.scores_prompt:
+            return False
+        names = self._names(entry, digest)
+        found = self._pool.known(names)
+        return found < len(names) and names[found] in self._coming
+
+    def begin(self, entry: Live, digest: str, make_room: Callable[[int], bool]) -> bool:
+        """Its empty table holds what there is and covers it all, and the rest of its prompt is
+        coming; False, and nothing is held, when `make_room` has no room for the pages missing."""
+        names = self._names(entry, digest)
+        shared = 0 if entry.scores_prompt else entry.table.share(names, self._pool)
+        if not make_room(self._pool.pages_for(entry.length) - shared):
+            entry.table.release(self._pool)
+            return False
+        entry.table.grow_to(entry.length, self._pool)
+        entry.seq.computed = shared * self._pool.page_tokens
+        entry.published = shared
+        for name in names[shared:]:
+            self._coming.setdefault(name, entry)
+        return True
+
+    def publish(self, entry: Live, end: int) -> None:
+        """Its tokens up to `end` are computed and known: what is full of them can be found."""
+        full = end // self._pool.page_tokens
+        if full > entry.published and entry.names is not None and entry.table.pages:
+            names = entry.names.first(full, entry.seq)[entry.published :]
+            for page, name in zip(entry.table.pages[entry.published :], names, strict=False):
+                self._pool.name(page, name)
+            self._no_longer(entry, names)
+            entry.published = full
+
+    def end(self, entry: Live, *, distrust: bool = False) -> None:
+        """It runs no more, and gives its pages back; `distrust`: nobody is to find them."""
+        if entry.names is not None:
+            self._no_longer(entry, entry.names.made)
+        if distrust:
+            self._pool.distrust(entry.table.pages)
+        entry.table.release(self._pool)
+        entry.seq.computed = entry.published = 0
+
+    def check(self, running: Collection[Live]) -> None:
+        assert all(entry in running for entry in self._coming.values()), "nobody computes it"
+
+    def _names(self, entry: Live, digest: str) -> list[bytes]:
+        """Of the pages before its last token."""
+        namespace = root(digest, entry.seq.salt)
+        if entry.names is None or not entry.names.belongs_to(namespace):
+            entry.names = PageNames(root=namespace, page_tokens=self._pool.page_tokens)
+        return entry.names.first((entry.length - 1) // self._pool.page_tokens, entry.seq)
+
+    def _no_longer(self, entry: Live, names: Collection[bytes]) -> None:
+        for name in names:
+            if self._coming.get(name) is entry:
+                del self._coming[name]

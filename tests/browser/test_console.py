@@ -1,0 +1,131 @@
+"""An operator at the console, in a real browser, over a real fleet."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from local_fleet import RunningFleet
+
+pytestmark = pytest.mark.browser
+
+
+def log_in(page: Any, fleet: RunningFleet, tab: str = "fleet") -> None:
+    page.goto(f"{fleet.url}/console#{tab}")
+    page.get_by_label("Admin key").fill(fleet.admin)
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name=tab).wait_for()
+
+
+def shot(page: Any, name: str) -> None:
+    """Kept beside this file, for people to look at."""
+    page.screenshot(path=Path(__file__).parent / "screens" / f"{name}.png")
+
+
+def ask(fleet: RunningFleet, model: str, key: str) -> httpx.Response:
+    body = {"model": model, "prompt": "a", "max_tokens": 2}
+    headers = {"Authorization": f"Bearer {key}"}
+    return httpx.post(f"{fleet.url}/v1/completions", json=body, headers=headers, timeout=30)
+
+
+def test_a_wrong_key_is_refused_in_words_and_the_right_one_opens(
+    page: Any, fleet: RunningFleet
+) -> None:
+    page.goto(f"{fleet.url}/console")
+    page.get_by_label("Admin key").fill("wrong")
+    page.get_by_role("button", name="Log in").click()
+    assert "needs its own key" in page.get_by_role("alert").inner_text()
+    log_in(page, fleet)
+    page.get_by_role("button", name="Log out").click()
+    page.get_by_label("Admin key").wait_for()
+
+
+def test_a_slot_changes_hands_before_the_operators_eyes(page: Any, fleet: RunningFleet) -> None:
+    log_in(page, fleet)
+    card = page.get_by_role("region", name=re.compile("Replica")).first
+    card.wait_for()
+    for number in range(11):
+        assert ask(fleet, f"tuned-{number}", fleet.key("acme")).status_code == 200
+    slots = page.locator(".slot:not(.free)")
+    page.wait_for_function("document.querySelectorAll('.slot:not(.free)').length >= 2")
+    assert set(slots.all_inner_texts()) <= {f"tuned-{n}" for n in range(11)}
+    page.wait_for_timeout(2500)  # so that the plots have points
+    shot(page, "fleet")
+
+
+def test_a_quota_moved_with_the_slider_is_enforced_at_once(page: Any, fleet: RunningFleet) -> None:
+    log_in(page, fleet, "tenants")
+    page.get_by_label("New tenant").fill("initech")
+    page.get_by_role("button", name="Create").click()
+    tenant = page.get_by_role("region", name="Tenant initech")
+    tenant.get_by_role("button", name="New key").click()
+    key = tenant.locator(".secret code").inner_text()
+    assert ask(fleet, "tuned-0", key).status_code == 200
+    slider = tenant.get_by_label(re.compile("Requests a minute"))
+    slider.focus()
+    page.keyboard.press("Home")  # one request a minute
+    tenant.get_by_text("Requests a minute 1").wait_for()
+    page.wait_for_timeout(1200)
+    codes = [ask(fleet, "tuned-0", key).status_code for _ in range(3)]
+    assert codes[-1] == 429
+    shot(page, "tenants")
+    slider.focus()
+    page.keyboard.press("End")
+    tenant.get_by_text("Requests a minute no limit").wait_for()
+    page.wait_for_timeout(1200)
+    assert ask(fleet, "tuned-0", key).status_code == 200
+
+
+def test_a_bill_can_be_read_and_an_explanation_asked_for(page: Any, fleet: RunningFleet) -> None:
+    assert ask(fleet, "tuned-1", fleet.key("acme")).status_code == 200
+    log_in(page, fleet, "usage")
+    usage = page.get_by_role("region", name="Usage")
+    usage.get_by_text("tuned-1").first.wait_for()
+    assert "completion tokens" in usage.inner_text().lower()
+    shot(page, "usage")
+    page.get_by_role("link", name="explain").click()
+    page.get_by_label("Tenant").fill("acme")
+    page.get_by_label("model").fill("tuned-1")
+    page.keyboard.press("Enter")
+    page.get_by_text("Chosen:").wait_for()
+    assert page.get_by_role("region", name="Candidates").locator("tbody tr").count() == 2
+    shot(page, "explain")
+
+
+def test_the_adapters_page_shows_where_each_one_is(page: Any, fleet: RunningFleet) -> None:
+    log_in(page, fleet, "adapters")
+    table = page.get_by_role("region", name="Adapters")
+    table.get_by_text("tuned-9").wait_for()
+    assert table.locator("tbody tr").count() == 11
+    page.get_by_label("Find").fill("tuned-3")
+    assert table.locator("tbody tr").count() == 1
+    page.get_by_label("Find").fill("")
+    shot(page, "adapters")
+
+
+def test_a_narrow_screen_scrolls_tables_and_not_the_page(page: Any, fleet: RunningFleet) -> None:
+    page.set_viewport_size({"width": 390, "height": 800})
+    log_in(page, fleet)
+    for tab in ("adapters", "tenants", "usage", "fleet"):
+        page.get_by_role("link", name=tab).click()
+        page.get_by_role("heading", name=tab).wait_for()
+        page.wait_for_timeout(300)
+        wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+        assert wide <= 0, tab
+    shot(page, "narrow")
+
+
+def test_a_replica_is_drained_and_taken_back_with_the_keyboard(
+    page: Any, fleet: RunningFleet
+) -> None:
+    log_in(page, fleet)
+    card = page.get_by_role("region", name="Replica replica-1")
+    card.get_by_role("button", name="Drain").focus()
+    page.keyboard.press("Enter")
+    card.get_by_text("draining").wait_for()
+    card.get_by_role("button", name="Resume").focus()
+    page.keyboard.press("Enter")
+    card.get_by_role("button", name="Drain").wait_for()

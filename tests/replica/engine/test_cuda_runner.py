@@ -1,0 +1,170 @@
+"""The CUDA engine whole, against the reference engine: in Triton's interpreter, or on a GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine_driver import Driver
+
+from replica.core.sequence import Sampling
+from replica.core.step import BASE_SLOT, PENDING, Row, Step
+from replica.engine.adapter_store import AdapterFolder
+from replica.engine.runner import Runner
+from replica.engine.weights import load_base, tiny_adapter, tiny_model
+from shared.ids import AdapterId
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
+PAGES, PAGE_TOKENS, SLOTS, RANK = 24, 16, 2, 20
+
+SLOT = BASE_SLOT if INTERPRETED else 0  # there adapters take long, and one test has them
+
+needs_triton = pytest.mark.skipif(
+    not INTERPRETED and DEVICE == "cpu", reason="runs in its own process, below"
+)
+
+
+@pytest.fixture(autouse=True)
+def _few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter runs them one after another."""
+    if INTERPRETED:
+        from replica.engine.cuda import decode
+
+        monkeypatch.setattr(decode, "_PROGRAMS", 1)
+
+
+class Pair:
+    """The two engines on one base, with the same adapters in the same slots."""
+
+    def __init__(self, folder: Path, **base: Any) -> None:
+        from replica.engine.cuda.runner import CudaRunner
+
+        config = tiny_model(folder / "base", **base)
+        self.reference = Runner(
+            base_dir=folder / "base", slots=SLOTS, max_rank=RANK, pages=3 * PAGES,
+            page_tokens=PAGE_TOKENS,
+        )  # fmt: skip
+        self.ours = CudaRunner(
+            weights=load_base(folder / "base", torch.float32, DEVICE),
+            slots=SLOTS, max_rank=RANK, pages=3 * PAGES, page_tokens=PAGE_TOKENS, max_running=4,
+            max_step_tokens=64, max_model_len=128, graph_sizes=(1, 2, 4),
+        )  # fmt: skip
+        (folder / "adapters").mkdir()
+        store = AdapterFolder(folder / "adapters", RANK, config)
+        free = list(range(PAGES, 3 * PAGES))
+        for slot, rank in enumerate((RANK, 3)):
+            tiny_adapter(folder / "adapters" / f"a{slot}", config, seed=slot, r=rank)
+            host = store.read(AdapterId(f"a{slot}"))
+            for runner in (self.reference, self.ours):
+                pages = [free.pop() for _ in range(runner.pages_of(host))]
+                runner.load(slot, host, pages)
+
+    def check(self, chunk: int, *, adapted: bool) -> None:
+        """Three sequences, two adapters and none, in chunks; then one leaves and they decode."""
+        wide, narrow = (0, 1) if adapted or not INTERPRETED else (BASE_SLOT, BASE_SLOT)
+        drivers = [
+            Driver(runner, pages=PAGES, page_tokens=PAGE_TOKENS)  # type: ignore[arg-type]
+            for runner in (self.reference, self.ours)
+        ]
+        for driver in drivers:
+            driver.add("base", range(3, 25), BASE_SLOT)
+            driver.add("wide", range(5, 13), wide)
+            driver.add("narrow", range(90, 93), narrow)
+        for turn in range(3):
+            ours, theirs = (driver.logits(chunk) for driver in reversed(drivers))
+            assert ours.keys() == theirs.keys()
+            for seq, expected in theirs.items():
+                torch.testing.assert_close(ours[seq].cpu(), expected, rtol=1e-3, atol=1e-3)
+                for driver in drivers:
+                    driver.sequences[seq].tokens.append(int(expected.argmax()))
+            if turn == 1:
+                for driver in drivers:
+                    driver.end("narrow")
+
+
+@needs_triton
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral"])
+def test_both_engines_give_the_same_logits(family: str, tmp_path: Path) -> None:
+    window = {"sliding_window": 13} if family == "mistral" else {}
+    pair = Pair(tmp_path, family=family, extra=window, layers=1, inner=64)
+    pair.check(chunk=18, adapted=family == "llama")
+
+
+@needs_triton
+def test_heads_that_are_no_power_of_two_and_a_whole_prompt(tmp_path: Path) -> None:
+    Pair(tmp_path, heads=3, kv_heads=1, hidden=72, inner=64).check(chunk=40, adapted=False)
+
+
+@needs_triton
+def test_a_step_is_fed_what_the_step_before_drew(tmp_path: Path) -> None:
+    pair = Pair(tmp_path, layers=1, inner=64)
+    expected = Driver(pair.reference, pages=PAGES, page_tokens=PAGE_TOKENS)
+    expected.add("a", range(3, 20), SLOT)
+    expected.add("b", range(50, 57), BASE_SLOT)
+    texts = expected.generate(6)
+    greedy = Sampling(max_tokens=9, temperature=0)
+
+    def rows(drawn: int) -> Step:
+        made = []
+        for seq, slot, prompt, pages in (
+            ("b", BASE_SLOT, tuple(range(50, 57)), (4, 5)),
+            ("a", SLOT, tuple(range(3, 20)), (7, 2)),
+        ):
+            start = 0 if drawn == 0 else len(prompt) + drawn - 1
+            tokens = prompt if drawn == 0 else (PENDING,)
+            made.append(Row(seq, slot, start, tokens, pages, True, greedy, drawn))
+        return Step(tuple(made))
+
+    flights = [pair.ours.launch(rows(drawn)) for drawn in range(2)]
+    # What a canary asks while a step is under way changes nothing of what the next is fed.
+    pair.ours.logits(Step((Row("canary", BASE_SLOT, 0, (9, 8, 7), (9,), True, greedy, 0),)))
+    flights.append(pair.ours.launch(rows(2)))
+    collected = [flight.collect() for flight in flights]
+    flights = [pair.ours.launch(rows(drawn)) for drawn in range(3, 6)]
+    collected += [flight.collect() for flight in flights]
+    for seq, text in texts.items():
+        assert [drawn[seq].token for drawn in collected] == text
+
+
+@needs_triton
+def test_rows_that_want_more_than_the_likeliest_get_what_the_reference_gives(
+    tmp_path: Path,
+) -> None:
+    pair = Pair(tmp_path, layers=1, inner=64)
+    wishes = {
+        "likeliest": Sampling(max_tokens=9, temperature=0),
+        "hot": Sampling(max_tokens=9, temperature=0.9, top_p=0.8, seed=5),
+        "told": Sampling(max_tokens=9, temperature=0, logprobs=2),
+    }
+    results = []
+    for runner in (pair.reference, pair.ours):
+        driver = Driver(runner, pages=PAGES, page_tokens=PAGE_TOKENS)  # type: ignore[arg-type]
+        for seq, sampling in wishes.items():
+            driver.add(seq, range(3, 20), BASE_SLOT, sampling)
+        results.append([runner.run_with_logprobs(driver.step())])
+    (theirs,), (ours,) = results
+    assert {seq: drawn.token for seq, drawn in ours.items()} == {
+        seq: drawn.token for seq, drawn in theirs.items()
+    }
+    assert ours["told"].logprob == pytest.approx(theirs["told"].logprob, abs=1e-3)
+    assert ours["hot"].logprob is None
+
+
+@pytest.mark.skipif(INTERPRETED or DEVICE == "cuda", reason="this is the process it starts")
+def test_the_engine_equals_the_reference_in_the_interpreter() -> None:
+    pytest.importorskip("triton")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", __file__, "-q", "-n0", "--no-header"],
+        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert "6 passed" in done.stdout, done.stdout[-300:]
