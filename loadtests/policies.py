@@ -60,6 +60,7 @@ class Baseline:
         self._ring = AdapterRing(vnodes=vnodes)
         self._load_factor = load_factor
         self._live: dict[ReplicaId, int] = {}  # requests in flight of those that take requests
+        self._left: set[ReplicaId] = set()
         self._turn = 0
         self._flying: dict[RequestId, _Flying] = {}
         self._decisions: list[Decision] = []
@@ -70,7 +71,7 @@ class Baseline:
         """It takes requests from its first report on."""
 
     def report(self, report: ReplicaReport, now: float) -> bool:
-        if report.replica not in self._live and not report.draining:
+        if report.replica not in self._live and report.replica not in self._left:
             self._live[report.replica] = 0
             self._ring.add(report.replica)
         return True
@@ -80,6 +81,8 @@ class Baseline:
         self._ring.remove(replica)
 
     def leave(self, replica: ReplicaId, now: float) -> None:
+        """For good; what runs there ends."""
+        self._left.add(replica)
         self.replica_lost(replica, now)
 
     def listing(self, store: str, states: Iterable[AdapterState], now: float) -> None:

@@ -12,13 +12,14 @@ from typer.testing import CliRunner, Result
 from gateway.config import GatewayConfig
 from gateway.deciding import dispatcher_of
 from loadtests.__main__ import app
-from loadtests.contest import POLICIES
+from loadtests.contest import POLICIES, policy_of
+from loadtests.faults import parse
 from loadtests.prices import Prices
 from loadtests.recipe import Recipe, generate
 from loadtests.run import Run
 from loadtests.simulator import simulate
 from loadtests.trace import Arrival
-from shared.ids import AdapterId, TenantId
+from shared.ids import AdapterId, ReplicaId, TenantId
 from shared.messages import Tier
 
 PRICES = Prices()
@@ -122,6 +123,24 @@ def test_a_larger_host_tier_takes_disk_loads_off_the_path() -> None:
     small, large = (run(trace, 1, Prices(slots=4, host_max=h)) for h in (8, 60))
     assert large.loads[Tier.DISK] <= 60 < small.loads[Tier.DISK]
     assert large.figures()["ttft_p99_ms"] < small.figures()["ttft_p99_ms"]
+
+
+def test_a_stampede_on_a_cold_adapter_loads_it_once_an_owner() -> None:
+    done = run(tuple(one(1 + i / 1000, "a", output_tokens=20) for i in range(60)), 6, Prices())
+    served = [load for load in done.replicas.values() if load.served]
+    assert done.loads[Tier.DISK] == len(served) < 6
+
+
+@pytest.mark.parametrize("name", ["loraplex", "two-choices"])
+def test_faults_cost_only_what_had_begun_and_every_arrival_still_ends_once(name: str) -> None:
+    trace = tuple(generate(Recipe(arrivals=150, rate_per_s=40, adapters=12, output_tokens_mean=16)))
+    faults = [parse(f) for f in ("slow:replica-2@0.5:3", "lost:replica-0@1", "added:replica-3@1.5")]
+    faults.append(parse("drained:replica-1@2"))
+    policy = policy_of(name, GatewayConfig())
+    done = simulate(trace, policy=policy, replicas=3, prices=PRICES, faults=faults, warm_up_s=3)
+    assert len(done.finished) + done.refused.total() + done.cut == len(trace)
+    assert done.cut < 20
+    assert done.replicas[ReplicaId("replica-3")].served > 0
 
 
 def test_the_three_commands_work_together(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -175,3 +177,24 @@ class ResidencyMachine(RuleBasedStateMachine):
 
 TestResidencyMachine = ResidencyMachine.TestCase
 TestResidencyMachine.settings = settings(stateful_step_count=30)
+
+
+def test_replicas_on_one_store_need_not_name_what_is_on_its_disk() -> None:
+    residency = ResidencyMap()
+    on_disk = [state(adapter, Tier.DISK) for adapter in (SQL, LEGAL)]
+    residency.listing("store", on_disk)
+    for replica, held in ((R0, (state(SQL, Tier.HOST),)), (R1, ())):
+        residency.apply(replace(report(replica, 1, *held), store="store"), 0)
+        residency.check()
+    assert {r: s.tier for r, s in residency.holders(SQL).items()} == {R0: "host", R1: "disk"}
+    assert set(residency.near(SQL)) == {R0}
+    assert set(residency.holders(LEGAL)) == {R0, R1}
+    broken = state(LEGAL, Tier.DISK, AdapterStatus.FAILED)
+    residency.apply(replace(report(R0, 2, broken), store="store"), 0)
+    assert set(residency.holders(LEGAL)) == {R1}
+    assert residency.holders(SQL)[R0].tier is Tier.DISK  # it fell, and is still served
+    residency.lose(R1)
+    residency.check()
+    assert not residency.holders(LEGAL)
+    assert residency.knows(LEGAL)
+    assert residency.names() == [LEGAL, SQL]
