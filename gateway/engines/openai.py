@@ -19,7 +19,7 @@ from typing import Any, Final
 import orjson
 
 from gateway.config import ReplicaEntry
-from gateway.exchange import (
+from gateway.edge.exchange import (
     ConnectFailed,
     Flow,
     Headers,
@@ -29,8 +29,8 @@ from gateway.exchange import (
     Sink,
     UpstreamError,
 )
-from gateway.pump import Pump
-from gateway.upstream import Upstream
+from gateway.edge.upstream import Upstream
+from gateway.fleet.pump import Pump
 from shared.ids import AdapterId, ReplicaId
 from shared.messages import AdapterState, ReplicaReport, Tier
 
