@@ -16,12 +16,11 @@ from aiohttp import web
 
 from gateway.admin import AdminServices, add_admin_routes
 from gateway.auth import Door
-from gateway.config import GatewayConfig, PlacementConfig, ReplicaEntry
+from gateway.config import GatewayConfig, ReplicaEntry
 from gateway.console.page import add_console_routes
-from gateway.core.breaker import HealthRules
-from gateway.core.dispatcher import Dispatcher, PlacementRules
-from gateway.engines.openai import OpenAIServer
-from gateway.forward import Forwarder, Timeouts
+from gateway.engines import ENGINES
+from gateway.engines.polled import Polled
+from gateway.forward import Forwarder
 from gateway.gauges import add_gauges
 from gateway.handlers import Handlers
 from gateway.idempotency import Idempotency
@@ -29,6 +28,7 @@ from gateway.ledger import Ledger
 from gateway.listener import Listener
 from gateway.metrics import Metrics
 from gateway.models import Models
+from gateway.parts import dispatcher_of, timeouts_of, upstreams
 from gateway.placing import Placer
 from gateway.probes import Probes
 from gateway.pump import Pump
@@ -38,11 +38,9 @@ from gateway.schedule import Schedule
 from gateway.sharing import Sharing
 from gateway.store.redis import Store
 from gateway.throttle import Throttle
-from gateway.upstream import Upstream
 from gateway.watch import Watch
 from shared import tasks
 from shared.ids import ReplicaId
-from shared.settings import BadSettings
 
 _END_S: Final = 2.0  # ended requests need one turn of the loop; this is for a loaded one
 
@@ -64,11 +62,23 @@ class Gateway:
         self._door = Door(self.registry, self._throttle, config.listen.client_ip_header)
         self._placer = Placer(self._upstreams, token=config.fleet.token)
         self.pump = Pump(
-            _dispatcher(config),
+            dispatcher_of(config),
             observe=self.metrics.decision,
             judged=self.metrics.verdict,
             carry_out=self._placer.carry_out,
         )
+        self._polled = {
+            ReplicaId(entry.id): Polled(
+                entry,
+                ENGINES[entry.kind](),
+                self._upstreams[ReplicaId(entry.id)],
+                self.pump,
+                self.registry,
+                silence_heartbeats=config.fleet.silence_heartbeats,
+            )
+            for entry in config.fleet.replicas
+            if entry.kind != "native"
+        }
         self._handlers = Handlers(
             config=config,
             registry=self.registry,
@@ -81,7 +91,8 @@ class Gateway:
                 config=config.forward,
                 token=config.fleet.token,
                 metrics=self.metrics,
-                timeouts=_timeouts(config),
+                timeouts=timeouts_of(config),
+                dialects=self._polled,
             ),
             idempotency=Idempotency(self.store),
             metrics=self.metrics,
@@ -119,17 +130,16 @@ class Gateway:
         for listener in self._listeners:
             await listener.start()
 
-    def _watch(self, entry: ReplicaEntry) -> Watch | OpenAIServer:
+    def _watch(self, entry: ReplicaEntry) -> Watch | Polled:
         fleet, replica = self._config.fleet, ReplicaId(entry.id)
-        upstream, patience = self._upstreams[replica], fleet.silence_heartbeats
-        if entry.kind == "openai":
-            return OpenAIServer(entry, upstream, self.pump, silence_heartbeats=patience)
+        if replica in self._polled:
+            return self._polled[replica]
         return Watch(
             replica,
-            upstream,
+            self._upstreams[replica],
             self.pump,
             token=fleet.token,
-            silence_heartbeats=patience,
+            silence_heartbeats=fleet.silence_heartbeats,
             metrics=self.metrics,
             probe_s=fleet.probe_s,
         )
@@ -240,49 +250,6 @@ async def run(
     finally:
         await tasks.stop(*others)
         await gateway.close()
-
-
-def upstreams(config: GatewayConfig) -> dict[ReplicaId, Upstream]:
-    """Raises BadSettings for two replicas of one name, or an address that is none."""
-    found: dict[ReplicaId, Upstream] = {}
-    for entry in config.fleet.replicas:
-        if entry.id in found:
-            raise BadSettings(f"fleet.replicas: two replicas are named {entry.id!r}")
-        try:
-            found[ReplicaId(entry.id)] = Upstream(
-                entry.url, connect_timeout_s=config.forward.connect_timeout_s
-            )
-        except ValueError as error:
-            raise BadSettings(f"fleet.replicas: {entry.id}: {error}") from error
-    return found
-
-
-def placement_rules(config: PlacementConfig) -> PlacementRules | None:
-    if not config.enabled:
-        return None
-    return PlacementRules(**config.model_dump(exclude={"enabled", "schedule"}))
-
-
-def _dispatcher(config: GatewayConfig) -> Dispatcher:
-    return Dispatcher(
-        **config.router.model_dump(),
-        **config.queue.model_dump(),
-        silence_heartbeats=config.fleet.silence_heartbeats,
-        health=HealthRules(**config.health.model_dump()),
-        placement=placement_rules(config.placement),
-    )
-
-
-def _timeouts(config: GatewayConfig) -> dict[ReplicaId, Timeouts]:
-    """Of every replica: its own, where it has any."""
-    usual = config.forward
-    return {
-        ReplicaId(entry.id): Timeouts(
-            entry.first_byte_timeout_s or usual.first_byte_timeout_s,
-            entry.idle_timeout_s or usual.idle_timeout_s,
-        )
-        for entry in config.fleet.replicas
-    }
 
 
 def _settle_memory() -> None:

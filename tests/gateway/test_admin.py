@@ -16,10 +16,10 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from gateway.admin import AdminServices, add_admin_routes
-from gateway.app import _dispatcher
 from gateway.config import GatewayConfig, QuotaConfig
 from gateway.core.dispatcher import Dispatcher
 from gateway.ledger import Ledger, Record
+from gateway.parts import dispatcher_of
 from gateway.quota import Quota
 from gateway.registry import Registry
 from gateway.store.redis import Store
@@ -87,7 +87,7 @@ async def admin(valkey_url: str, tmp_path: Path) -> AsyncIterator[Running]:
     ledger = Ledger(store, tmp_path / "spool")
     await registry.start()
     await ledger.start()
-    dispatcher, now = _dispatcher(GatewayConfig()), monotonic()
+    dispatcher, now = dispatcher_of(GatewayConfig()), monotonic()
     for name in ("replica-0", "replica-1", "replica-2"):
         dispatcher.replica_added(ReplicaId(name), now)
     dispatcher.report(
@@ -369,7 +369,7 @@ async def test_while_the_store_is_away_reads_go_on_and_changes_say_so(tmp_path: 
     registry, quota = Registry(store), Quota(store, QuotaConfig())
     ledger = Ledger(store, tmp_path / "spool")
     app = web.Application()
-    dispatcher = _dispatcher(GatewayConfig())
+    dispatcher = dispatcher_of(GatewayConfig())
     add_admin_routes(app, AdminServices(registry, quota, ledger, dispatcher, lambda: None), KEY)
     async with TestServer(app) as server:
         client = httpx.AsyncClient(

@@ -20,9 +20,9 @@ from schemathesis import checks
 
 from gateway.admin import AdminServices, add_admin_routes
 from gateway.admin_document import OPERATIONS, document
-from gateway.app import _dispatcher
 from gateway.config import GatewayConfig, QuotaConfig
 from gateway.ledger import Ledger
+from gateway.parts import dispatcher_of
 from gateway.quota import Quota
 from gateway.registry import Registry
 from gateway.store.redis import Store
@@ -36,7 +36,7 @@ EXAMPLES = 6  # of each operation
 
 
 def services(store: Store, folder: Path) -> AdminServices:
-    dispatcher, now = _dispatcher(GatewayConfig()), monotonic()
+    dispatcher, now = dispatcher_of(GatewayConfig()), monotonic()
     dispatcher.replica_added(ReplicaId("0"), now)
     state = AdapterState(AdapterId("0"), digest="0123456789ab", tier=Tier.GPU)
     dispatcher.report(

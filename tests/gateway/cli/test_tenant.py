@@ -14,11 +14,11 @@ from aiohttp.test_utils import TestServer
 from typer.testing import CliRunner
 
 from gateway.admin import AdminServices, add_admin_routes
-from gateway.app import _dispatcher
 from gateway.cli.failure import USAGE, Failure
 from gateway.cli.root import app
 from gateway.config import GatewayConfig, QuotaConfig
 from gateway.ledger import Ledger
+from gateway.parts import dispatcher_of
 from gateway.quota import Quota
 from gateway.registry import Registry
 from gateway.store.redis import Store
@@ -46,7 +46,7 @@ async def gateway(valkey_url: str, tmp_path: Path) -> AsyncIterator[str]:
     await registry.create("acme", limits=Limits(requests_per_min=60, tokens_per_min=None))
     await registry.key_create("acme")
     ledger = Ledger(store, tmp_path / "spool")
-    services = AdminServices(registry, quota, ledger, _dispatcher(GatewayConfig()), lambda: None)
+    services = AdminServices(registry, quota, ledger, dispatcher_of(GatewayConfig()), lambda: None)
     server = web.Application()
     add_admin_routes(server, services, KEY)
     async with TestServer(server) as running:

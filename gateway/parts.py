@@ -1,0 +1,54 @@
+"""The gateway's parts that follow from its configuration alone."""
+
+from __future__ import annotations
+
+from gateway.config import GatewayConfig, PlacementConfig
+from gateway.core.breaker import HealthRules
+from gateway.core.dispatcher import Dispatcher, PlacementRules
+from gateway.forward import Timeouts
+from gateway.upstream import Upstream
+from shared.ids import ReplicaId
+from shared.settings import BadSettings
+
+
+def upstreams(config: GatewayConfig) -> dict[ReplicaId, Upstream]:
+    """Raises BadSettings for two replicas of one name, or an address that is none."""
+    found: dict[ReplicaId, Upstream] = {}
+    for entry in config.fleet.replicas:
+        if entry.id in found:
+            raise BadSettings(f"fleet.replicas: two replicas are named {entry.id!r}")
+        try:
+            found[ReplicaId(entry.id)] = Upstream(
+                entry.url, connect_timeout_s=config.forward.connect_timeout_s
+            )
+        except ValueError as error:
+            raise BadSettings(f"fleet.replicas: {entry.id}: {error}") from error
+    return found
+
+
+def placement_rules(config: PlacementConfig) -> PlacementRules | None:
+    if not config.enabled:
+        return None
+    return PlacementRules(**config.model_dump(exclude={"enabled", "schedule"}))
+
+
+def dispatcher_of(config: GatewayConfig) -> Dispatcher:
+    return Dispatcher(
+        **config.router.model_dump(),
+        **config.queue.model_dump(),
+        silence_heartbeats=config.fleet.silence_heartbeats,
+        health=HealthRules(**config.health.model_dump()),
+        placement=placement_rules(config.placement),
+    )
+
+
+def timeouts_of(config: GatewayConfig) -> dict[ReplicaId, Timeouts]:
+    """Of every replica: its own, where it has any."""
+    usual = config.forward
+    return {
+        ReplicaId(entry.id): Timeouts(
+            entry.first_byte_timeout_s or usual.first_byte_timeout_s,
+            entry.idle_timeout_s or usual.idle_timeout_s,
+        )
+        for entry in config.fleet.replicas
+    }
