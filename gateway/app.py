@@ -18,6 +18,8 @@ from gateway.admin import AdminServices, add_admin_routes
 from gateway.auth import Door
 from gateway.config import GatewayConfig, ReplicaEntry
 from gateway.console.page import add_console_routes
+from gateway.deploy import Deployer
+from gateway.deploy_native import NativePlace
 from gateway.engines import ENGINES
 from gateway.engines.polled import Polled
 from gateway.forward import Forwarder
@@ -75,6 +77,7 @@ class Gateway:
                 self.pump,
                 self.registry,
                 silence_heartbeats=config.fleet.silence_heartbeats,
+                takes=self._takes(entry),
             )
             for entry in config.fleet.replicas
             if entry.kind != "native"
@@ -126,6 +129,7 @@ class Gateway:
             self.pump.replica_added(ReplicaId(entry.id))
             watch = self._watch(entry)
             self._watches.append(tasks.spawn(watch.run(), name=f"watch {entry.id}"))
+            self._deploy(entry)
         self._watches.append(tasks.spawn(self._sharing.run(), name="shares"))
         for listener in self._listeners:
             await listener.start()
@@ -143,6 +147,30 @@ class Gateway:
             metrics=self.metrics,
             probe_s=fleet.probe_s,
         )
+
+    def _deploy(self, entry: ReplicaEntry) -> None:
+        """Keep it supplied with the registry's adapters, if it takes loads."""
+        replica, dispatcher = ReplicaId(entry.id), self.pump.dispatcher
+        polled = self._polled.get(replica)
+        if polled is not None and not polled.engine.takes_loads:
+            return
+        deployer = Deployer(
+            polled
+            or NativePlace(
+                replica,
+                self._upstreams[replica],
+                dispatcher,
+                self.registry.desired,
+                token=self._config.fleet.token,
+            ),
+            self.registry,
+            takes=self._takes(entry),
+            in_use=dispatcher.in_use,
+        )
+        self._watches.append(tasks.spawn(deployer.run(), name=f"deploy {replica}"))
+
+    def _takes(self, entry: ReplicaEntry) -> Callable[[str], bool]:
+        return lambda adapter: entry.takes(adapter, len(self.pump.dispatcher.bases()))
 
     async def drain(self, hurry: asyncio.Event) -> None:
         """Let what runs finish within `drain_s`, or until `hurry`; end the rest with an error."""

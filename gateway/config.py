@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import time
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal, Self
 
@@ -65,6 +66,9 @@ class ReplicaEntry(Settings):
     """Adapters its GPU holds at once, where it does not tell; 0: unknown, each counts as loaded."""
     host_slots: int = Field(0, ge=0)
     """Adapters its host memory holds, those of the GPU included; 0: all that it was given."""
+    deploy: tuple[str, ...] | None = None
+    """Adapters of the registry that are loaded there, by name or pattern (`acme-*`); null: all
+    that have a path, while the fleet has one base."""
     api_key: str = ""
     """Sent to it as `Authorization: Bearer`, when it wants a key."""
     base: str = ""
@@ -75,6 +79,12 @@ class ReplicaEntry(Settings):
     """Its own limit for the first byte of a reply; null: that of `forward`."""
     idle_timeout_s: float | None = Field(None, gt=0)
     """Its own limit between two bytes of a reply; null: that of `forward`."""
+
+    def takes(self, adapter: str, bases: int) -> bool:
+        """An adapter of the registry belongs there, in a fleet of so many bases."""
+        if self.deploy is None:
+            return bases <= 1
+        return any(fnmatchcase(adapter, pattern) for pattern in self.deploy)
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

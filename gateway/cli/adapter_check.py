@@ -52,6 +52,15 @@ def check(
         raise typer.Exit(1)
 
 
+def version_of(path: Path) -> str:
+    """The digest of a folder's content, as replicas tell it."""
+    require_replica()
+    found = _run(path, None, 1 << 16, Dtype.FLOAT32)
+    if found["servable"] is False or not found["digest"]:
+        raise Failure(describe(found))
+    return str(found["digest"])
+
+
 def describe(found: dict[str, Any]) -> str:
     """What people read: one line a finding, the verdict last."""
     lines = [found["adapter"]]

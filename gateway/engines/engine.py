@@ -68,6 +68,9 @@ class Engine(Protocol):
         """Raises ReplyUnfit when it does not say enough."""
         ...
 
+    takes_loads: bool
+    """It has calls that load and unload."""
+
     def load(self, name: str, path: str) -> Call | None:
         """None: it takes none."""
         ...

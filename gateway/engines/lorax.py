@@ -26,6 +26,7 @@ from gateway.exchange import ReplyUnfit
 class LoRAX:
     pages: tuple[str, ...] = ("/info", "/metrics")
     by_request = True
+    takes_loads = False
 
     def told(self, answers: Mapping[str, Answer]) -> Told:
         info = answers["/info"].json()

@@ -24,6 +24,7 @@ from gateway.engines.engine import Answer, Call, Told, models_of, told_by_list
 class OpenAI:
     pages: tuple[str, ...] = ("/v1/models",)
     by_request = False
+    takes_loads = False
 
     def told(self, answers: Mapping[str, Answer]) -> Told:
         return told_by_list(models_of(answers["/v1/models"]))

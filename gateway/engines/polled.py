@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from secrets import token_hex
 from typing import Final, NamedTuple, Protocol
 
@@ -18,7 +18,7 @@ from gateway.adapter_records import AdapterRecord
 from gateway.config import ReplicaEntry
 from gateway.core.inferred import Inferred
 from gateway.engines.asking import asked
-from gateway.engines.engine import Answer, Engine, Told, name_here, name_there
+from gateway.engines.engine import Answer, Call, Engine, Told, name_here, name_there
 from gateway.exchange import ConnectFailed, ReplyTimeout, ReplyUnfit, UpstreamError
 from gateway.pump import Pump
 from gateway.upstream import Upstream
@@ -28,6 +28,8 @@ from shared.messages import AdapterState, AdapterStatus, ReplicaReport, Tier
 _log = logging.getLogger(__name__)
 
 POLL_S: Final = 1.0
+LOAD_S: Final = 300.0
+"""A load may fetch its adapter from afar first."""
 
 
 class Records(Protocol):
@@ -35,7 +37,7 @@ class Records(Protocol):
 
     def adapter(self, name: str) -> AdapterRecord | None: ...
 
-    def adapters(self) -> Iterable[AdapterRecord]: ...
+    def desired(self) -> Iterable[AdapterRecord]: ...
 
 
 class Version(NamedTuple):
@@ -56,8 +58,10 @@ class Polled:
         records: Records,
         *,
         silence_heartbeats: float,
+        takes: Callable[[str], bool] = lambda adapter: True,
         poll_s: float = POLL_S,
     ) -> None:
+        """`takes`: whether an adapter of the registry belongs there."""
         self.replica: Final = ReplicaId(entry.id)
         self.engine: Final = engine
         self.lines: Final = f"authorization: Bearer {entry.api_key}\r\n" if entry.api_key else ""
@@ -69,6 +73,7 @@ class Polled:
         self._upstream = upstream
         self._pump = pump
         self._records = records
+        self._takes = takes
         self._poll_s = poll_s
         self._silence_s = silence_heartbeats * poll_s
         self._inferred = Inferred()
@@ -105,6 +110,18 @@ class Polled:
         name, path = known or (adapter, "")
         self._inferred.used(name)
         return self.engine.completion(body, self._base, name, path)
+
+    async def load(self, name: str, path: str) -> str:
+        return await self._ask(self.engine.load(name, path))
+
+    async def unload(self, name: str) -> str:
+        return await self._ask(self.engine.unload(name))
+
+    async def _ask(self, call: Call | None) -> str:
+        if call is None:
+            return "it takes no such call"
+        answer = await asked(self._upstream, call.path, call.body, lines=self.lines, limit_s=LOAD_S)
+        return self.engine.refusal(call, answer)
 
     async def _look(self) -> Told:
         """Raises UpstreamError."""
@@ -160,9 +177,9 @@ class Polled:
         for name in self._entry.models:
             found.setdefault(name, Version(AdapterId(name), "", ""))
         if self.engine.by_request:
-            for record in self._records.adapters():
-                now = record.held(record.current) if record.current else None
-                if now is not None and now.path:
+            for record in self._records.desired():
+                now = record.held(record.current)
+                if now is not None and self._takes(record.name):
                     name = name_there(record.name, now.digest)
                     found[name] = Version(AdapterId(record.name), now.digest, now.path)
         found.pop(base, None)

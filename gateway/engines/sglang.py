@@ -42,6 +42,7 @@ _UNLOAD: Final = "/unload_lora_adapter"
 class SGLang:
     pages: tuple[str, ...] = ("/v1/models", "/metrics")
     by_request = False
+    takes_loads = True
 
     def told(self, answers: Mapping[str, Answer]) -> Told:
         told = told_by_list(models_of(answers["/v1/models"]))

@@ -29,6 +29,7 @@ from gateway.engines.engine import Answer, Call, Told, models_of, told_by_list, 
 class TensorRTLLM:
     pages: tuple[str, ...] = ("/v1/models",)
     by_request = True
+    takes_loads = False
 
     def told(self, answers: Mapping[str, Answer]) -> Told:
         return told_by_list(models_of(answers["/v1/models"]))._replace(listed=())

@@ -39,6 +39,7 @@ _INFO: Final = "vllm:lora_requests_info"
 class VLLM:
     pages: tuple[str, ...] = ("/v1/models", "/metrics")
     by_request = False
+    takes_loads = True
 
     def told(self, answers: Mapping[str, Answer]) -> Told:
         told = told_by_list(models_of(answers["/v1/models"]))

@@ -72,8 +72,8 @@ class Records:
     def adapter(self, name: str) -> AdapterRecord | None:
         return self.by_name.get(name)
 
-    def adapters(self) -> Iterable[AdapterRecord]:
-        return tuple(self.by_name.values())
+    def desired(self) -> Iterable[AdapterRecord]:
+        return [one for one in self.by_name.values() if one.path]
 
 
 def record(name: str, *versions: tuple[str, str]) -> AdapterRecord:
