@@ -89,7 +89,7 @@ class Adapters:
         )
 
     async def delete(self, request: web.Request) -> web.StreamResponse:
-        """The record; what the replicas serve stays."""
+        """The record, and what servers hold by it; what they have of their own stays."""
         name, expected = request.match_info["adapter"], if_match(request)
         await self._registry.adapter_delete(name, expect_version=expected)
         return nothing()

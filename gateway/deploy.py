@@ -33,8 +33,13 @@ LOOK_S: Final = 1.0
 class Place(Protocol):
     """A server that takes loads."""
 
-    replica: ReplicaId
-    failures: dict[AdapterId, str]
+    @property
+    def replica(self) -> ReplicaId: ...
+
+    @property
+    def failures(self) -> dict[AdapterId, str]:
+        """Written here: what it was refused, and why."""
+        ...
 
     @property
     def held(self) -> frozenset[str] | None:

@@ -15,6 +15,7 @@ from gateway.cli.client import Admin, GatewayOption, admin
 from gateway.cli.failure import Failure, usage_failure
 from gateway.cli.output import JsonFlag, note, show_json
 from gateway.cli.tenant import YesFlag, confirmed
+from shared.clock import monotonic
 
 _ASK_S: Final = 0.5
 
@@ -28,8 +29,12 @@ def add(
     path: Annotated[
         str, typer.Argument(metavar="PATH", help="Folder or address, as servers see it.")
     ],
+    base: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of its base: PATH is checked against it first."),
+    ] = None,
     digest: Annotated[
-        str, typer.Option(metavar="DIGEST", help="Of the content. Default: read from PATH here.")
+        str, typer.Option(metavar="DIGEST", help="Of the content, where it cannot be read here.")
     ] = "",
     remark: Annotated[str, typer.Option("--note", metavar="TEXT", help="One line.")] = "",
     wait_s: WaitOption = 120.0,
@@ -38,13 +43,16 @@ def add(
 ) -> None:
     """Add an adapter, or a new version of it, and wait until it is routable.
 
-    Every server that takes loads is given it. Exit code 1, with a server's own reason, when none
+    Every server that takes loads is given it; what a replica of ours would refuse is not sent to
+    any, since not every server checks. Exit code 1, with a server's own reason, when none
     has taken it in that time; the record stays, and the gateway goes on trying.
     """
-    if not digest:
-        if not Path(path).is_dir():
-            raise usage_failure(f"{path} is no folder here: name its content by --digest.")
-        digest = version_of(Path(path))
+    if (base is None) == (not digest):
+        raise usage_failure(
+            "name one: --base DIR, to check PATH here and read its version, or --digest."
+        )
+    if base is not None:
+        digest = version_of(Path(path), base)
     with admin(gateway) as api:
         body = {"digest": digest, "path": path, "note": remark}
         found = api.post(f"{_where(adapter)}/versions", body)
@@ -71,19 +79,19 @@ def remove(
     confirmed(yes, f"Remove {adapter} from the registry and from the servers it was loaded on?")
     with admin(gateway) as api:
         api.delete(_where(adapter))
-        until = time.monotonic() + wait_s
-        while (left := _places(api, adapter)) and time.monotonic() < until:
+        until = monotonic() + wait_s
+        while (left := _places(api, adapter)) and monotonic() < until:
             time.sleep(_ASK_S)
     note(f"removed {adapter}" + (f"; still served by {', '.join(left)}" if left else ""))
 
 
 def _routable(api: Admin, adapter: str, wanted: str, wait_s: float) -> dict[str, Any]:
-    until = time.monotonic() + wait_s
+    until = monotonic() + wait_s
     while True:
         found: dict[str, Any] = api.get(_where(adapter))
         if any(_serves(one, wanted) for one in found["places"]):
             return found
-        if time.monotonic() >= until:
+        if monotonic() >= until:
             raise Failure(_reason(adapter, found["places"]))
         time.sleep(_ASK_S)
 

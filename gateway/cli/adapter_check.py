@@ -10,13 +10,15 @@ import subprocess
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
 from gateway.cli.extra import require_replica
 from gateway.cli.failure import Failure, usage_failure
 from gateway.cli.output import JsonFlag, show_json
+
+_RANK_MAX: Final = 1 << 16  # whether it is too high is each server's to say
 
 
 class Dtype(StrEnum):
@@ -52,11 +54,14 @@ def check(
         raise typer.Exit(1)
 
 
-def version_of(path: Path) -> str:
-    """The digest of a folder's content, as replicas tell it."""
+def version_of(path: Path, base: Path) -> str:
+    """The digest of a folder's content. Raises Failure, with the faults, where it has any."""
     require_replica()
-    found = _run(path, None, 1 << 16, Dtype.FLOAT32)
-    if found["servable"] is False or not found["digest"]:
+    for folder in (path, base):
+        if not folder.is_dir():
+            raise usage_failure(f"{folder} is no folder.")
+    found = _run(path, base, _RANK_MAX, Dtype.FLOAT32)
+    if not found["digest"]:
         raise Failure(describe(found))
     return str(found["digest"])
 

@@ -111,7 +111,9 @@ _add(
     "loraplex adapter eval ./adapters/pirate --base ./base --text sample.txt",
 )
 
-_add(_adapters, "add", adapter_add.add, "loraplex adapter add pirate ./adapters/pirate")
+_add(
+    _adapters, "add", adapter_add.add, "loraplex adapter add pirate ./adapters/pirate --base ./base"
+)
 _add(_adapters, "remove", adapter_add.remove, "loraplex adapter remove pirate --yes")
 _add(_adapters, "set", adapter.set_fields, "loraplex adapter set pirate --owner acme --private")
 _add(_adapters, "version", adapter.version, "loraplex adapter version pirate 0123456789ab")

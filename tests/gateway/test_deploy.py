@@ -12,12 +12,15 @@ from uuid import uuid4
 import httpx
 from scripted import until
 from served import Served
+from typer.testing import CliRunner, Result
 
 from gateway.adapter_records import AdapterVersion
 from gateway.app import Gateway
+from gateway.cli.root import app
 from gateway.config import GatewayConfig
 from shared.messages import AdapterState, AdapterStatus
 
+ADMIN_KEY = "admin-key-for-the-test"
 ONE, TWO = "0123456789abcdef", "fedcba9876543210"
 
 
@@ -28,8 +31,6 @@ class VLLM(Served):
     def __init__(self) -> None:
         self.loaded: dict[str, str] = {}
         self.fault = ""
-        self.may_answer = asyncio.Event()
-        self.may_answer.set()
         super().__init__(
             {
                 "/v1/models": lambda _: (200, {"data": [*self._models()]}),
@@ -72,6 +73,7 @@ async def gateway_on(
     config = GatewayConfig.model_validate(
         {
             "listen": {"port": 0},
+            "admin": {"key": ADMIN_KEY},
             "store": {"url": store, "prefix": f"t{uuid4().hex}:", "spool": folder / "spool"},
             "fleet": {"replicas": [entry]},
         }
@@ -141,3 +143,37 @@ async def test_a_refused_load_is_shown_with_the_servers_words(
         assert state is not None
         assert (state.status, state.reason) == (AdapterStatus.FAILED, server.fault)
         assert (await ask(http)).status_code == 404
+
+
+async def loraplex(gateway: Gateway, *words: str) -> Result:
+    environment = {"LORAPLEX_ADMIN_KEY": ADMIN_KEY, "LORAPLEX_GATEWAY": gateway.admin_url}
+    return await asyncio.to_thread(CliRunner(env=environment).invoke, app, words)
+
+
+async def test_add_waits_until_it_is_routable_or_tells_the_servers_reason(
+    valkey_url: str, tmp_path: Path
+) -> None:
+    async with VLLM() as server, gateway_on(server, valkey_url, tmp_path) as (gateway, http):
+        server.fault = "vLLM does not yet support DoRA."
+        add = ("adapter", "add", "pirate", "/p/1", "--digest", ONE, "--wait")
+        refused = await loraplex(gateway, *add, "2.5")
+        assert refused.exit_code == 1
+        assert f"one: {server.fault}" in str(refused.exception)
+        server.fault = ""
+        done = await loraplex(gateway, *add, "60")
+        assert done.exit_code == 0, done.exception
+        assert (await ask(http)).status_code == 200
+        gone = await loraplex(gateway, "adapter", "remove", "pirate", "--yes")
+        assert gone.exit_code == 0, gone.exception
+        assert not server.loaded
+        assert (await ask(http)).status_code == 404
+
+
+async def test_explain_and_residency_say_what_is_inferred(valkey_url: str, tmp_path: Path) -> None:
+    async with VLLM() as server, gateway_on(server, valkey_url, tmp_path) as (gateway, _):
+        await gateway.registry.adapter_version("pirate", AdapterVersion(ONE, "/p/1"))
+        await until(lambda: version(gateway) == ONE)
+        said = await loraplex(gateway, "explain", "--tenant", "acme", "--model", "pirate")
+        assert "host (inferred)" in said.output
+        shown = await loraplex(gateway, "adapter", "show", "pirate", "--json")
+        assert '"inferred": true' in shown.output

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Self
 
 from aiohttp import web
 
@@ -29,7 +29,7 @@ class Served:
         self.asked: list[tuple[str, Any]] = []
         self.keys: set[str | None] = set()
 
-    async def __aenter__(self) -> Served:
+    async def __aenter__(self) -> Self:
         await self.start()
         return self
 
