@@ -18,7 +18,7 @@ from gateway.admin import AdminServices, add_admin_routes
 from gateway.auth import Door
 from gateway.config import GatewayConfig, ReplicaEntry
 from gateway.console.page import add_console_routes
-from gateway.deploy import Deployer
+from gateway.deploy import Deployer, Place
 from gateway.deploy_native import NativePlace
 from gateway.engines import ENGINES
 from gateway.engines.polled import Polled
@@ -100,6 +100,7 @@ class Gateway:
             idempotency=Idempotency(self.store),
             metrics=self.metrics,
         )
+        self._places = self._make_places()
         self._listeners = self._make_listeners()
         self._sharing = Sharing(self.store, self.pump.dispatcher)
         self._watches: list[asyncio.Task[None]] = []
@@ -129,7 +130,14 @@ class Gateway:
             self.pump.replica_added(ReplicaId(entry.id))
             watch = self._watch(entry)
             self._watches.append(tasks.spawn(watch.run(), name=f"watch {entry.id}"))
-            self._deploy(entry)
+            if (place := self._places.get(ReplicaId(entry.id))) is not None:
+                deployer = Deployer(
+                    place,
+                    self.registry,
+                    takes=self._takes(entry),
+                    in_use=self.pump.dispatcher.in_use,
+                )
+                self._watches.append(tasks.spawn(deployer.run(), name=f"deploy {entry.id}"))
         self._watches.append(tasks.spawn(self._sharing.run(), name="shares"))
         for listener in self._listeners:
             await listener.start()
@@ -148,26 +156,22 @@ class Gateway:
             probe_s=fleet.probe_s,
         )
 
-    def _deploy(self, entry: ReplicaEntry) -> None:
-        """Keep it supplied with the registry's adapters, if it takes loads."""
-        replica, dispatcher = ReplicaId(entry.id), self.pump.dispatcher
-        polled = self._polled.get(replica)
-        if polled is not None and not polled.engine.takes_loads:
-            return
-        deployer = Deployer(
-            polled
-            or NativePlace(
-                replica,
-                self._upstreams[replica],
-                dispatcher,
-                self.registry.desired,
-                token=self._config.fleet.token,
-            ),
-            self.registry,
-            takes=self._takes(entry),
-            in_use=dispatcher.in_use,
-        )
-        self._watches.append(tasks.spawn(deployer.run(), name=f"deploy {replica}"))
+    def _make_places(self) -> dict[ReplicaId, Place]:
+        """Those replicas that take loads."""
+        places: dict[ReplicaId, Place] = {}
+        for replica, upstream in self._upstreams.items():
+            polled = self._polled.get(replica)
+            if polled is None:
+                places[replica] = NativePlace(
+                    replica,
+                    upstream,
+                    self.pump.dispatcher,
+                    self.registry.desired,
+                    token=self._config.fleet.token,
+                )
+            elif polled.engine.takes_loads:
+                places[replica] = polled
+        return places
 
     def _takes(self, entry: ReplicaEntry) -> Callable[[str], bool]:
         return lambda adapter: entry.takes(adapter, len(self.pump.dispatcher.bases()))
@@ -229,6 +233,7 @@ class Gateway:
             changed=self.pump.wake,
             upstreams=self._upstreams,
             throttle=self._throttle,
+            refused=lambda replica: place.failures if (place := self._places.get(replica)) else {},
         )
         add_admin_routes(admin_app, services, config.admin.key)
         add_console_routes(admin_app, enabled=bool(config.admin.key))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,15 +12,22 @@ from uuid import uuid4
 
 import httpx
 from scripted import until
-from served import Served
+from served import Records, Served, record
 from typer.testing import CliRunner, Result
 
 from gateway.adapter_records import AdapterVersion
 from gateway.app import Gateway
 from gateway.cli.root import app
 from gateway.config import GatewayConfig
-from shared.messages import AdapterState, AdapterStatus
+from gateway.core.deployment import Deployment
+from gateway.deploy import Deployer
+from gateway.deploy_native import NativePlace
+from gateway.parts import dispatcher_of
+from gateway.upstream import Upstream
+from shared.ids import AdapterId, ReplicaId
+from shared.messages import AdapterState, AdapterStatus, ReplicaReport, Tier
 
+R0 = ReplicaId("replica-0")
 ADMIN_KEY = "admin-key-for-the-test"
 ONE, TWO = "0123456789abcdef", "fedcba9876543210"
 
@@ -177,3 +185,83 @@ async def test_explain_and_residency_say_what_is_inferred(valkey_url: str, tmp_p
         assert "host (inferred)" in said.output
         shown = await loraplex(gateway, "adapter", "show", "pirate", "--json")
         assert '"inferred": true' in shown.output
+
+
+async def test_a_replica_of_ours_is_given_what_it_does_not_list_by_the_same_calls() -> None:
+    said = "No adapter found for /p/1"
+    loads: list[tuple[int, Any]] = [(404, {"error": {"message": said, "code": 404}})]
+    given: dict[str, str] = {}
+
+    def load(body: Any) -> tuple[int, Any]:
+        if loads:
+            return loads.pop()
+        given[body["lora_name"]] = {"/p/1": ONE, "/p/2": TWO}[body["lora_path"]]
+        return 200, "Success: LoRA adapter 'pirate' added successfully."
+
+    def unload(body: Any) -> tuple[int, Any]:
+        del given[body["lora_name"]]
+        return 200, "Success: LoRA adapter 'pirate' removed successfully."
+
+    pages: dict[str, Any] = {"/v1/load_lora_adapter": load, "/v1/unload_lora_adapter": unload}
+    registry, dispatcher = Records(record("pirate", (ONE, "/p/1"))), dispatcher_of(GatewayConfig())
+    dispatcher.replica_added(R0, 0.0)
+    async with Served(pages) as server:
+        upstream = Upstream(f"http://127.0.0.1:{server.port}", connect_timeout_s=1)
+        place = NativePlace(R0, upstream, dispatcher, registry.desired, token="")
+        deployer = Deployer(
+            place,
+            registry,
+            takes=lambda adapter: True,
+            in_use=dispatcher.in_use,
+            deployment=Deployment(first_s=0.05),
+            look_s=0.02,
+        )
+        task, numbers = asyncio.ensure_future(deployer.run()), itertools.count(1)
+
+        def lists(digest: str) -> bool:
+            """After its next report."""
+            states = [AdapterState(AdapterId(n), d, Tier.HOST) for n, d in given.items()]
+            dispatcher.report(reported(next(numbers), *states), 0.0)
+            return dispatcher.digest_at(R0, AdapterId("pirate")) == (digest or None)
+
+        assert await silence(server), "it has not reported yet"
+        lists("")
+        await until(lambda: place.failures == {"pirate": said})
+        await until(lambda: lists(ONE))
+        await until(lambda: not place.failures)
+        registry.by_name["pirate"] = record("pirate", (ONE, "/p/1"), (TWO, "/p/2"))
+        await until(lambda: lists(TWO))
+        sent = server.sent("/v1/load_lora_adapter")
+        assert [(one["lora_path"], one["load_inplace"]) for one in sent] == [
+            ("/p/1", False),
+            ("/p/1", False),
+            ("/p/2", True),
+        ]
+        del registry.by_name["pirate"]
+        await until(lambda: lists(""))
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        upstream.close()
+
+
+async def silence(server: Served) -> bool:
+    await asyncio.sleep(0.1)
+    return not server.asked
+
+
+def reported(seq: int, *adapters: AdapterState) -> ReplicaReport:
+    return ReplicaReport(
+        replica=R0,
+        boot="b",
+        seq=seq,
+        base="base",
+        slots=2,
+        capacity=4,
+        running=0,
+        waiting=0,
+        pages_total=0,
+        pages_free=0,
+        max_model_len=99,
+        heartbeat_s=100.0,
+        adapters=adapters,
+    )

@@ -66,6 +66,8 @@ class Served:
 class Records:
     """Stands where the registry is."""
 
+    loaded = True
+
     def __init__(self, *records: AdapterRecord) -> None:
         self.by_name = {record.name: record for record in records}
 
