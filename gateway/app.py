@@ -30,7 +30,7 @@ from gateway.ledger import Ledger
 from gateway.listener import Listener
 from gateway.metrics import Metrics
 from gateway.models import Models
-from gateway.parts import dispatcher_of, timeouts_of, upstreams
+from gateway.parts import bases_of, dispatcher_of, timeouts_of, upstreams
 from gateway.placing import Placer
 from gateway.probes import Probes
 from gateway.pump import Pump
@@ -173,8 +173,8 @@ class Gateway:
                 places[replica] = polled
         return places
 
-    def _takes(self, entry: ReplicaEntry) -> Callable[[str], bool]:
-        return lambda adapter: entry.takes(adapter, len(self.pump.dispatcher.bases()))
+    def _takes(self, entry: ReplicaEntry) -> Callable[[], Callable[[str], bool]]:
+        return lambda: entry.takes(bases_of(self._config, self.pump.dispatcher))
 
     async def drain(self, hurry: asyncio.Event) -> None:
         """Let what runs finish within `drain_s`, or until `hurry`; end the rest with an error."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import time
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -68,7 +69,7 @@ class ReplicaEntry(Settings):
     """Adapters its host memory holds, those of the GPU included; 0: all that it was given."""
     deploy: tuple[str, ...] | None = None
     """Adapters of the registry that are loaded there, by name or pattern (`acme-*`); null: all
-    that have a path, while the fleet has one base."""
+    that have a path, once every replica's base is known, or named here, and they have the same."""
     api_key: str = ""
     """Sent to it as `Authorization: Bearer`, when it wants a key."""
     base: str = ""
@@ -80,11 +81,11 @@ class ReplicaEntry(Settings):
     idle_timeout_s: float | None = Field(None, gt=0)
     """Its own limit between two bytes of a reply; null: that of `forward`."""
 
-    def takes(self, adapter: str, bases: int) -> bool:
-        """An adapter of the registry belongs there, in a fleet of so many bases."""
-        if self.deploy is None:
-            return bases <= 1
-        return any(fnmatchcase(adapter, pattern) for pattern in self.deploy)
+    def takes(self, bases: int) -> Callable[[str], bool]:
+        """Whether an adapter of the registry belongs there, in a fleet of so many bases."""
+        if (patterns := self.deploy) is None:
+            return lambda adapter: bases <= 1
+        return lambda adapter: any(fnmatchcase(adapter, pattern) for pattern in patterns)
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

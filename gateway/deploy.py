@@ -7,7 +7,8 @@ that was away, or that lists an adapter no more, is given it again. While the re
 read nothing is done: an empty wish is not the wish for nothing.
 
 With several bases in the fleet nobody can tell from a record which base it fits, and not every
-server checks: then only what a replica's `deploy` names is given to it.
+server checks: then, and while the base of a replica is not known yet, only what a replica's
+`deploy` names is given to it. What it holds already stays.
 """
 
 from __future__ import annotations
@@ -70,13 +71,13 @@ class Deployer:
         place: Place,
         registry: Desired,
         *,
-        takes: Callable[[str], bool],
+        takes: Callable[[], Callable[[str], bool]],
         in_use: Callable[[ReplicaId, AdapterId], int],
         deployment: Deployment | None = None,
         look_s: float = LOOK_S,
         clock: Clock = monotonic,
     ) -> None:
-        """`takes`: whether an adapter belongs there; `in_use`: our requests that run with it."""
+        """`takes`: says now whether an adapter belongs there; `in_use`: our requests that run."""
         self._place = place
         self._registry = registry
         self._takes = takes
@@ -103,7 +104,7 @@ class Deployer:
         if not self._registry.loaded:
             return
         wanted = self._wanted()
-        leaving = [name for name in held if name not in wanted and self._may_go(name, wanted, held)]
+        leaving = [name for name in held if name not in wanted and self._may_go(name, held)]
         for step in self._deployment.due(wanted, leaving, held, self._clock()):
             path = wanted[step.name].path if step.load else ""
             call = tasks.spawn(self._call(step, path), name=f"deploy {step.name}")
@@ -115,21 +116,23 @@ class Deployer:
 
     def _wanted(self) -> dict[str, AdapterVersion]:
         """By their names there."""
-        found = {}
+        found, belongs = {}, self._takes()
         for record in self._registry.desired():
             now = record.held(record.current)
-            if now is not None and self._takes(record.name):
+            if now is not None and belongs(record.name):
                 found[name_there(record.name, now.digest)] = now
         return found
 
-    def _may_go(self, name: str, wanted: dict[str, AdapterVersion], held: frozenset[str]) -> bool:
-        """It is ours, nothing of ours runs with it, and what replaces it is there."""
+    def _may_go(self, name: str, held: frozenset[str]) -> bool:
+        """It is ours, nothing of ours runs with it, and it is not wanted or has its successor."""
         adapter, digest = name_here(name)
         if not digest or self._in_use(self._place.replica, AdapterId(adapter)):
             return False
         record = self._registry.adapter(adapter)
-        current = name_there(adapter, record.current) if record and record.current else ""
-        return current not in wanted or current in held
+        if record is None or not record.path:
+            return True
+        current = name_there(adapter, record.current)
+        return name != current and current in held
 
     async def _call(self, step: Step, path: str) -> None:
         place, why = self._place, "the call was given up"

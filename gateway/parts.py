@@ -42,6 +42,12 @@ def dispatcher_of(config: GatewayConfig) -> Dispatcher:
     )
 
 
+def bases_of(config: GatewayConfig, dispatcher: Dispatcher) -> int:
+    """How many the replicas have between them; one that nobody knows yet is another."""
+    entries = config.fleet.replicas
+    return len({one.base or dispatcher.base_of(ReplicaId(one.id)) for one in entries})
+
+
 def timeouts_of(config: GatewayConfig) -> dict[ReplicaId, Timeouts]:
     """Of every replica: its own, where it has any."""
     usual = config.forward

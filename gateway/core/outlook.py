@@ -81,6 +81,11 @@ class Outlook:
         """Who is to hold it, as last planned; nobody without placement."""
         return () if self._placement is None else self._placement.owners(adapter)
 
+    def base_of(self, replica: ReplicaId) -> str:
+        """As it last said; "" before its first report."""
+        mine = self._fleet.replicas.get(replica)
+        return "" if mine is None or mine.said is None else mine.said.base
+
     def serves(self, replica: ReplicaId) -> bool:
         """It reports, and requests may go there."""
         mine = self._fleet.replicas.get(replica)

@@ -58,10 +58,10 @@ class Polled:
         records: Records,
         *,
         silence_heartbeats: float,
-        takes: Callable[[str], bool] = lambda adapter: True,
+        takes: Callable[[], Callable[[str], bool]] = lambda: lambda adapter: True,
         poll_s: float = POLL_S,
     ) -> None:
-        """`takes`: whether an adapter of the registry belongs there."""
+        """`takes`: says now whether an adapter of the registry belongs there."""
         self.replica: Final = ReplicaId(entry.id)
         self.engine: Final = engine
         self.lines: Final = f"authorization: Bearer {entry.api_key}\r\n" if entry.api_key else ""
@@ -177,9 +177,10 @@ class Polled:
         for name in self._entry.models:
             found.setdefault(name, Version(AdapterId(name), "", ""))
         if self.engine.by_request:
+            belongs = self._takes()
             for record in self._records.desired():
                 now = record.held(record.current)
-                if now is not None and self._takes(record.name):
+                if now is not None and belongs(record.name):
                     name = name_there(record.name, now.digest)
                     found[name] = Version(AdapterId(record.name), now.digest, now.path)
         found.pop(base, None)

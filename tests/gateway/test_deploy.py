@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -75,15 +75,16 @@ class VLLM(Served):
 
 @asynccontextmanager
 async def gateway_on(
-    server: Served, store: str, folder: Path, kind: str = "vllm"
+    server: Served, store: str, folder: Path, others: Sequence[dict[str, Any]] = ()
 ) -> AsyncIterator[tuple[Gateway, httpx.AsyncClient]]:
-    entry = {"id": "one", "url": f"http://127.0.0.1:{server.port}", "kind": kind, "slots": 2}
+    url = f"http://127.0.0.1:{server.port}"
+    entry = {"id": "one", "url": url, "kind": "vllm", "api_key": "k3y"}
     config = GatewayConfig.model_validate(
         {
             "listen": {"port": 0},
             "admin": {"key": ADMIN_KEY},
             "store": {"url": store, "prefix": f"t{uuid4().hex}:", "spool": folder / "spool"},
-            "fleet": {"replicas": [entry]},
+            "fleet": {"replicas": [entry, *others]},
         }
     )
     gateway = Gateway(config)
@@ -100,7 +101,7 @@ async def gateway_on(
 
 
 def place(gateway: Gateway) -> AdapterState | None:
-    (view,) = gateway.pump.dispatcher.view(gateway.pump.clock())
+    view, *_ = gateway.pump.dispatcher.view(gateway.pump.clock())
     return next((one for one in view.adapters if one.adapter == "pirate"), None)
 
 
@@ -134,6 +135,7 @@ async def test_an_adapter_is_loaded_then_routed_and_survives_a_restart_and_a_new
         await gateway.registry.adapter_version("pirate", AdapterVersion(TWO, "/p/2"))
         await until(lambda: [*server.loaded] == ["pirate@fedcba987654"])
         assert (await ask(http)).headers["x-loraplex-adapter-version"] == TWO
+        assert server.keys == {"Bearer k3y"}, "its own key with all it is sent, no tenant's"
 
         await gateway.registry.adapter_delete("pirate")
         await until(lambda: not server.loaded)
@@ -182,7 +184,7 @@ async def test_explain_and_residency_say_what_is_inferred(valkey_url: str, tmp_p
         await gateway.registry.adapter_version("pirate", AdapterVersion(ONE, "/p/1"))
         await until(lambda: version(gateway) == ONE)
         said = await loraplex(gateway, "explain", "--tenant", "acme", "--model", "pirate")
-        assert "host (inferred)" in said.output
+        assert "gpu (inferred)" in said.output
         shown = await loraplex(gateway, "adapter", "show", "pirate", "--json")
         assert '"inferred": true' in shown.output
 
@@ -211,7 +213,7 @@ async def test_a_replica_of_ours_is_given_what_it_does_not_list_by_the_same_call
         deployer = Deployer(
             place,
             registry,
-            takes=lambda adapter: True,
+            takes=lambda: lambda adapter: True,
             in_use=dispatcher.in_use,
             deployment=Deployment(first_s=0.05),
             look_s=0.02,
@@ -242,6 +244,22 @@ async def test_a_replica_of_ours_is_given_what_it_does_not_list_by_the_same_call
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         upstream.close()
+
+
+async def test_nothing_is_loaded_while_it_may_be_another_bases(
+    valkey_url: str, tmp_path: Path
+) -> None:
+    one, two = VLLM(), VLLM()
+    two.pages["/v1/models"] = (200, {"data": [{"id": "another", "parent": None}]})
+    others: list[dict[str, Any]] = [{"id": "two", "kind": "vllm", "deploy": ["pir*"]}]
+    async with one, two:
+        others[0]["url"] = f"http://127.0.0.1:{two.port}"
+        async with gateway_on(one, valkey_url, tmp_path, others) as (gateway, _):
+            await gateway.registry.adapter_version("pirate", AdapterVersion(ONE, "/p/1"))
+            await until(lambda: two.loaded)
+            await until(lambda: len(gateway.pump.dispatcher.bases()) == 2)
+            await asyncio.sleep(1.1)  # a look
+        assert not one.loaded
 
 
 async def silence(server: Served) -> bool:
