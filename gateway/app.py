@@ -18,6 +18,7 @@ from gateway.admin import AdminServices, add_admin_routes
 from gateway.auth import Door
 from gateway.config import GatewayConfig, ReplicaEntry
 from gateway.console.page import add_console_routes
+from gateway.deciding import dispatcher_of
 from gateway.deploy import Deployer, Place
 from gateway.deploy_native import NativePlace
 from gateway.engines import ENGINES
@@ -30,7 +31,7 @@ from gateway.ledger import Ledger
 from gateway.listener import Listener
 from gateway.metrics import Metrics
 from gateway.models import Models
-from gateway.parts import bases_of, dispatcher_of, timeouts_of, upstreams
+from gateway.parts import bases_of, timeouts_of, upstreams
 from gateway.placing import Placer
 from gateway.probes import Probes
 from gateway.pump import Pump

@@ -189,7 +189,7 @@ class QueueConfig(Settings):
     """Fair-queue cost of an input token."""
     output_weight: float = Field(2, gt=0)
     """Fair-queue cost of an output token."""
-    warm_wait_s: float = Field(1.0, ge=0)
+    warm_wait_s: float = Field(0.5, ge=0)
     """How long a request may wait for a replica that has its adapter while others pass it."""
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from gateway.config import GatewayConfig, PlacementConfig
-from gateway.core.breaker import HealthRules
-from gateway.core.dispatcher import Dispatcher, PlacementRules
+from gateway.config import GatewayConfig
+from gateway.core.dispatcher import Dispatcher
 from gateway.forward import Timeouts
 from gateway.upstream import Upstream
 from shared.ids import ReplicaId
@@ -24,22 +23,6 @@ def upstreams(config: GatewayConfig) -> dict[ReplicaId, Upstream]:
         except ValueError as error:
             raise BadSettings(f"fleet.replicas: {entry.id}: {error}") from error
     return found
-
-
-def placement_rules(config: PlacementConfig) -> PlacementRules | None:
-    if not config.enabled:
-        return None
-    return PlacementRules(**config.model_dump(exclude={"enabled", "schedule"}))
-
-
-def dispatcher_of(config: GatewayConfig) -> Dispatcher:
-    return Dispatcher(
-        **config.router.model_dump(),
-        **config.queue.model_dump(),
-        silence_heartbeats=config.fleet.silence_heartbeats,
-        health=HealthRules(**config.health.model_dump()),
-        placement=placement_rules(config.placement),
-    )
 
 
 def bases_of(config: GatewayConfig, dispatcher: Dispatcher) -> int:

@@ -1,4 +1,4 @@
-"""One completion on the short way, step by step (gateway/short_way.py); no step waits or raises.
+"""One completion on the short way, step by step (gateway/short_way.py); no step waits.
 
 The checks, their order and what is taken are the long way's (gateway/handlers.py), by the same
 objects. What is not quite so goes there before it has taken anything; what does not end well goes
@@ -16,7 +16,7 @@ from gateway.auth import Door
 from gateway.connection import Connection
 from gateway.core.dispatcher import Arrival, Placement
 from gateway.errand import Errand, Prices, Settlement
-from gateway.errors import GatewayError, ShuttingDown
+from gateway.errors import GatewayError, Internal, ShuttingDown
 from gateway.exchange import UpstreamError
 from gateway.forward import Forwarder
 from gateway.front import Call
@@ -92,11 +92,14 @@ class Passage:
         if call is None:  # its client has left meanwhile
             return False
         self._call = None
+        request = reply.headers[REQUEST_ID] = way.named()
         try:
             tenant = way.door.admit(call.header, reply.peer)
-            errand = way.understood(tenant, call, call.body, reply, way.named())
-        except Exception:  # it comes again on the long way, and is told there
-            return self._turn_off()
+            errand = way.understood(tenant, call, call.body, reply, request)
+        except GatewayError as error:  # nothing was taken
+            way.tell(reply, error)
+            self.let_go()
+            return False
         self._errand = errand
         return errand.target.name == errand.ask.model or self._turn_off()
 
@@ -124,7 +127,6 @@ class Passage:
             self._way.quota.put_back(granted)
             return self._turn_off()
         self._placement = placement
-        self._reply.headers[REQUEST_ID] = errand.request
         self._reply.lines = granted.headers
         if errand.ask.stream:
             self._reply.keep_awake(self._way.keepalive_s)
@@ -211,6 +213,12 @@ class Passage:
             self.enter()
             way.settlement.write()
             self.let_go()
+
+    def fail(self) -> None:
+        """A step has raised what it never should: it ends here, and the others go on."""
+        if not self._reply.ended:
+            self._way.tell(self._reply, Internal())
+        self.let_go()
 
     def _turn_off(self) -> bool:
         """Onto the long way, from its beginning."""

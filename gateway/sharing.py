@@ -1,7 +1,8 @@
 """Fair shares over several gateways: each says what its tenants were served, and hears the others.
 
 Every `EVERY_S` while anything runs or waits here, in one call of a script. A store that is away
-costs fairness over gateways for that time, and nothing else: each gateway's own queue goes on.
+costs fairness over gateways for that time, and nothing else: each gateway's own queue goes on. So
+does a gateway that says nonsense.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class Sharing:
                 continue
             try:
                 await self.exchange()
-            except StoreAway as error:
-                _log.debug("shares not exchanged", extra={"reason": str(error)})
+            except (StoreAway, LookupError, TypeError, ValueError) as error:
+                _log.debug("shares not exchanged", extra={"reason": repr(error)})
 
     async def exchange(self) -> None:
         """Raises StoreAway."""

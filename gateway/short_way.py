@@ -15,6 +15,7 @@ the last bytes of its replies go out.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Final
 
@@ -23,6 +24,8 @@ from gateway.passage import Means, Passage
 from gateway.plain import Plain
 from gateway.reply import Reply
 from gateway.running import Cancellable
+
+_log = logging.getLogger(__name__)
 
 CLIENT_REQUEST_ID: Final = "x-client-request-id"
 _LONG: Final = (IDEMPOTENCY_KEY.lower(), CLIENT_REQUEST_ID)  # they ask for more than a moment
@@ -68,21 +71,27 @@ class ShortWay:
             asyncio.get_running_loop().call_soon(self._turn)
 
     def _turn(self) -> None:
-        """All that came in this turn of the loop, step by step. No step raises."""
+        """All that came in this turn of the loop, step by step."""
         self._due = False
         ended, self._ended = self._ended, []
         come, self._come = self._come, []
         if ended:
-            ended = [one for one in ended if one.answer()]
-            for one in ended:
-                one.leave()
-            for one in ended:
-                one.enter()
+            for step in (Passage.answer, Passage.leave, Passage.enter):
+                ended = _each(step, ended)
             self._means.settlement.write()
-            for one in ended:
-                one.let_go()
-        come = [one for one in come if one.understand()]
-        come = [one for one in come if one.take()]
-        come = [one for one in come if one.place()]
-        for one in come:
-            one.send()
+            _each(Passage.let_go, ended)
+        for way in (Passage.understand, Passage.take, Passage.place, Passage.send):
+            come = _each(way, come)
+
+
+def _each(step: Callable[[Passage], bool | None], ones: list[Passage]) -> list[Passage]:
+    """Those that go on; one that fails takes no other with it."""
+    going = []
+    for one in ones:
+        try:
+            if step(one) is not False:
+                going.append(one)
+        except Exception:
+            _log.exception("request failed")
+            one.fail()
+    return going

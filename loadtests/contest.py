@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gateway.config import GatewayConfig
-from gateway.core.breaker import HealthRules
-from gateway.core.dispatcher import Dispatcher, PlacementRules
+from gateway.deciding import dispatcher_of
 from loadtests.faults import Fault
 from loadtests.policies import BASELINES, Baseline
 from loadtests.policy import Policy
@@ -65,18 +64,6 @@ def policy_of(name: str, config: GatewayConfig) -> Policy:
         router = config.router
         return Baseline(name, vnodes=router.vnodes, load_factor=router.load_factor)
     return dispatcher_of(config, placement=name != "no-placement")
-
-
-def dispatcher_of(config: GatewayConfig, *, placement: bool = True) -> Dispatcher:
-    """As the live gateway makes it."""
-    rules = config.placement.model_dump(exclude={"enabled", "schedule"})
-    return Dispatcher(
-        **config.router.model_dump(),
-        **config.queue.model_dump(),
-        silence_heartbeats=config.fleet.silence_heartbeats,
-        health=HealthRules(**config.health.model_dump()),
-        placement=PlacementRules(**rules) if placement and config.placement.enabled else None,
-    )
 
 
 def row(policy: str, figures: dict[str, Any]) -> dict[str, str]:

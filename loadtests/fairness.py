@@ -42,20 +42,20 @@ from shared import tasks
 from shared.clock import monotonic
 
 DEEP: Final = 64  # requests of the flood that wait
-LIGHT: Final = Tenant(name="light", depth=1, every_s=0.3)
-ENGINE: Final = Engine(replicas=4, capacity=32)
+LIGHT: Final = Tenant(name="light", depth=3, every_s=0.1, output=(4, 16))
+ENGINE: Final = Engine(replicas=4, capacity=32, prefill_s=0.8, token_s=0.04)
 SMALL: Final = Engine(replicas=1, capacity=16)
 BASE: Final = "base"
 _WEIGHED: Final = (Tenant(name="three", depth=40, weight=3), Tenant(name="one", depth=40))
-_SEEN_S: Final = 5.0  # the first replies, before anything is counted
+_WARM_S: Final = 25.0  # replicas start slowly, and the first wave ends as one
 
 
 def flood(engine: Engine) -> Tenant:
     return Tenant(name="flood", depth=engine.replicas * engine.capacity + DEEP)
 
 
-def p99_ms(seen: Seen) -> float:
-    return 1000 * percentile(sorted(seen.first_tokens_s), 99)
+def _p_ms(seen: Seen, q: float) -> float:
+    return 1000 * percentile(sorted(seen.first_tokens_s), q)
 
 
 def simulated(seed: int) -> dict[str, Any]:
@@ -146,16 +146,17 @@ async def _phase(
 ) -> Live:
     async with _running(engine, tenants) as it:
         it.seen = {tenant.name: Seen() for tenant in tenants}
-        until = monotonic() + seconds
+        until = monotonic() + _WARM_S + seconds
         asking = [
             tasks.spawn(it.ask(tenant, Random(f"{seed}/{tenant.name}/{n}"), until), name="client")
             for tenant in tenants
             for n in range(tenant.depth)
         ]
-        first = min(_SEEN_S, seconds / 4)
-        await asyncio.sleep(first)
-        if len(tenants) == 1 or tenants is not _WEIGHED:
-            it.seen["light"].first_tokens_s.clear()
+        await asyncio.sleep(_WARM_S)
+        for seen in it.seen.values():
+            seen.served = 0.0
+            seen.first_tokens_s.clear()
+        it.gaps.clear()
         await asyncio.sleep(max(0.0, until - monotonic()))
         await tasks.stop(*asking)
         return it
@@ -255,10 +256,12 @@ def _request(key: str, prompt: int, output: int, most: int) -> bytes:
 
 
 def _ratio(alone: Seen, beside: Seen) -> dict[str, float]:
-    first, second = p99_ms(alone), p99_ms(beside)
+    first, second = _p_ms(alone, 99), _p_ms(beside, 99)
     return {
         "requests_alone": len(alone.first_tokens_s),
         "requests_beside": len(beside.first_tokens_s),
+        "p50_alone_ms": round(_p_ms(alone, 50), 1),
+        "p50_beside_ms": round(_p_ms(beside, 50), 1),
         "p99_alone_ms": round(first, 1),
         "p99_beside_ms": round(second, 1),
         "ratio": round(second / first, 3),

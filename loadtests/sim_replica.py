@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from gateway.core.orders import Order
+from loadtests.job import BASE, Job
 from loadtests.prices import Prices
 from replica.core.adapter_cache import AdapterCache, EvictHost, Load
 from replica.core.pages import PagePool
@@ -20,21 +21,10 @@ from shared.ids import AdapterId, ReplicaId, RequestId
 from shared.messages import AdapterState, ReplicaReport, Tier
 
 DIGEST = "0" * 64
-BASE = "base"
 STORE = "store"
 SIZE_BYTES = 1 << 24
 _PAGE_TOKENS = 16
 _AHEAD = "ahead "  # begins the name of who wants an adapter in a slot before anybody asks
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A request as the replica sees it."""
-
-    request: RequestId
-    adapter: AdapterId | None
-    prompt_tokens: int
-    output_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

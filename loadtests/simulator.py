@@ -21,10 +21,11 @@ from gateway.core import decisions as gateway
 from gateway.core.decisions import Dispatch, Evict, Reject
 from gateway.core.fleet import Conduct
 from loadtests.faults import Fault
+from loadtests.job import Job, at_the_door
 from loadtests.policy import Policy
 from loadtests.prices import Prices
 from loadtests.run import Cut, Finished, Meter, Outcome, Refused, ReplicaLoad, Run
-from loadtests.sim_replica import BASE, STORE, Ended, Event, Job, ReportDue, SimReplica
+from loadtests.sim_replica import STORE, Ended, Event, ReportDue, SimReplica
 from loadtests.sim_replica import listing as store_listing
 from loadtests.trace import Arrival, Trace
 from shared.ids import ReplicaId, RequestId
@@ -136,7 +137,7 @@ class _Simulation:
 
     def _arrive(self, number: int, row: Arrival, now: float) -> None:
         """By the short way or the long one, as `gateway.pump` does."""
-        arrival = _at_the_door(number, row)
+        arrival = at_the_door(number, row)
         if (dispatch := self._policy.place(arrival, now)) is not None:
             self._carry_out(dispatch, now)
         else:
@@ -291,16 +292,3 @@ class _Simulation:
         outcomes = tuple(self._outcomes[number] for number in range(len(self._trace)))
         fetched = sum(replica.fetched for replica in (*self._gone, *self._replicas.values()))
         return Run(outcomes, carried, loads, fetched, tuple(self._balance), now - self._begin_s)
-
-
-def _at_the_door(number: int, row: Arrival) -> gateway.Arrival:
-    """The row's number is the request's id; clients ask for as many tokens as they will get."""
-    return gateway.Arrival(
-        request=RequestId(str(number)),
-        tenant=row.tenant,
-        weight=1.0,
-        adapter=row.adapter,
-        input_tokens=row.prompt_tokens,
-        output_tokens=row.output_tokens,
-        base=BASE if row.adapter is None else "",
-    )

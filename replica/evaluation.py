@@ -21,7 +21,8 @@ from torch import Tensor
 from replica.core.sequence import Sampling
 from replica.core.step import BASE_SLOT, Row
 from replica.engine.adapter_store import AdapterFolder, BadAdapter
-from replica.engine.evaluate import Tally, judge
+from replica.engine.evaluate import Comparison, Tally, judge
+from replica.engine.host_adapter import HostAdapter
 from replica.engine.model_config import BadBase, ModelConfig
 from replica.engine.qlora import quantised_training
 from replica.engine.quantised import Quantization
@@ -66,44 +67,58 @@ def evaluate(
         )
     store = AdapterFolder(root.parent, config.hidden_size, config, dtype, page_tokens=_PAGE_TOKENS)
     host = store.read(AdapterId(root.name))
-    pages = -(-window // _PAGE_TOKENS)
-    held = pages_of(host.ranks, config, page_elements(config, _PAGE_TOKENS))
     full, quantised = (
-        Runner(
-            base_dir=base,
-            device=device,
-            dtype=dtype,
-            slots=1,
-            max_rank=host.rank,
-            pages=pages + held,
-            page_tokens=_PAGE_TOKENS,
-            threads=threads,
-            quantization=kept,
-        )
+        _runner(base, host, device=device, dtype=dtype, threads=threads, kept=kept, window=window)
         for kept in (Quantization.NONE, quantization)
     )
-    for runner in (full, quantised):
-        runner.load(0, host, range(pages, pages + held))
     tally = Tally()
     for start in range(0, len(tokens) - 1, window):
         _compare(tally, full, quantised, tokens[start : start + window])
-    found = tally.result()
-    verdict = judge(found)
-    answer = {
-        "adapter": root.name,
-        "digest": host.digest,
-        "base": str(base),
+    about = {"adapter": root.name, "digest": host.digest, "base": str(base)}
+    signs = list(quantised_training(root))
+    return {
+        **about,
         "quantization": str(quantization),
-        **asdict(found),
-        "perplexity_ratio": found.perplexity_ratio,
-        "noise": found.noise,
-        "verdict": str(verdict.trust),
-        "reasons": list(verdict.reasons),
-        "quantised_training": list(quantised_training(root)),
+        **_measures(tally.result()),
+        "quantised_training": signs,
     }
-    # JSON has no infinity: a measure without a finite value is null.
-    endless = {key for key, value in answer.items() if value in (math.inf, -math.inf)}
-    return {key: None if key in endless else value for key, value in answer.items()}
+
+
+def _runner(
+    base: Path,
+    host: HostAdapter,
+    *,
+    device: str,
+    dtype: str,
+    threads: int,
+    kept: Quantization,
+    window: int,
+) -> Runner:
+    """With the adapter in slot 0, and pages for one window below its own."""
+    config = ModelConfig.from_dir(base)
+    pages = -(-window // _PAGE_TOKENS)
+    held = pages_of(host.ranks, config, page_elements(config, _PAGE_TOKENS))
+    runner = Runner(
+        base_dir=base,
+        device=device,
+        dtype=dtype,
+        slots=1,
+        max_rank=host.rank,
+        pages=pages + held,
+        page_tokens=_PAGE_TOKENS,
+        threads=threads,
+        quantization=kept,
+    )
+    runner.load(0, host, range(pages, pages + held))
+    return runner
+
+
+def _measures(found: Comparison) -> dict[str, Any]:
+    """JSON has no infinity: a measure without a finite value is null."""
+    verdict = judge(found)
+    measures = asdict(found) | {"perplexity_ratio": found.perplexity_ratio, "noise": found.noise}
+    finite = {name: value if math.isfinite(value) else None for name, value in measures.items()}
+    return {**finite, "verdict": str(verdict.trust), "reasons": list(verdict.reasons)}
 
 
 def _compare(tally: Tally, full: Runner, quantised: Runner, tokens: tuple[int, ...]) -> None:

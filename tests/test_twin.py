@@ -15,12 +15,19 @@ from hypothesis import strategies as st
 from virtual_loop import VirtualLoop
 
 from gateway.config import GatewayConfig
-from gateway.core.dispatcher import Arrival, Conduct, Decision, Dispatch, Order
+from gateway.core.dispatcher import Conduct, Decision, Dispatch, Order
+from gateway.deciding import dispatcher_of
 from gateway.pump import Pump, Refused
-from loadtests.contest import dispatcher_of
+from loadtests.job import Job, at_the_door
 from loadtests.prices import Prices
 from loadtests.recipe import Recipe, generate
-from loadtests.sim_replica import BASE, STORE, Event, Job, ReportDue, SimReplica, listing
+from loadtests.sim_replica import (
+    STORE,
+    Event,
+    ReportDue,
+    SimReplica,
+    listing,
+)
 from loadtests.simulator import simulate
 from loadtests.trace import Trace
 from shared import tasks
@@ -89,17 +96,7 @@ class Live:
         await due
         request = RequestId(str(number))
         ended = self._done[request] = self._loop.create_future()
-        lease = self._pump.lease(
-            Arrival(
-                request=request,
-                tenant=row.tenant,
-                weight=1.0,
-                adapter=row.adapter,
-                input_tokens=row.prompt_tokens,
-                output_tokens=row.output_tokens,
-                base=BASE if row.adapter is None else "",
-            )
-        )
+        lease = self._pump.lease(at_the_door(number, row))
         try:
             async with lease:
                 await ended

@@ -64,9 +64,9 @@ def describe(found: dict[str, Any]) -> str:
     kept = found["quantization"]
     lines = [
         f"{found['adapter']} on {found['base']}, {kept} against full, {found['tokens']:,} tokens",
-        f"  KL full to {kept}        {found['divergence']:.4f} nats a token",
+        f"  KL full to {kept}        {_number(found['divergence'], 4)} nats a token",
         f"  of the adapter's effect  {_share(found['noise'])} (KL to the bare base "
-        f"{found['effect']:.4f})",
+        f"{_number(found['effect'], 4)})",
         f"  top-1 agreement          {found['agreement']:.1%}",
         f"  perplexity               {_number(found['perplexity_full'])} full, "
         f"{_number(found['perplexity_quantised'])} {kept}",
@@ -96,8 +96,8 @@ def _run(*arguments: str) -> dict[str, Any]:
 
 
 def _share(noise: float | None) -> str:
-    return "all, and more" if noise is None else f"{noise:.1%}"
+    return "no share of it" if noise is None else f"{noise:.1%}"
 
 
-def _number(value: float | None) -> str:
-    return "infinite" if value is None else f"{value:.3f}"
+def _number(value: float | None, digits: int = 3) -> str:
+    return "not finite" if value is None else f"{value:.{digits}f}"

@@ -52,7 +52,7 @@ function Tenant({ one, again }) {
     <div class="sliders">
       <${Slider} name="Weight" value=${one.weight} least=${0.1} most=${100} unset=${false} refused=${error} change=${(weight) => change({ weight })} />
       ${LIMITS.map(([name, text]) => html`<${Slider} key=${name} name=${text} value=${one.limits[name]} least=${1} most=${name === "tokens_per_min" ? 1e7 : 1e5}
-        unset=${true} refused=${error} left=${left.data?.[name.replace("_per_min", "")]?.remaining} change=${(to) => change({ limits: { [name]: to } })} />`)}
+        unset=${true} refused=${error} left=${left.data?.limits.find((line) => line.name === name.replace("_per_min", "") && !line.model)?.remaining} change=${(to) => change({ limits: { [name]: to } })} />`)}
     </div>
     <${Problem} error=${error} />
     <h4>Keys</h4>

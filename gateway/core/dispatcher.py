@@ -11,9 +11,8 @@ Every request is in exactly one place, and has at most one outcome:
 where to. A head that cannot be placed is passed over, its line parked until something happens that
 could help: a place comes free on a replica that serves it, a report brings its adapter nearer. A
 head that would start a load from disk, while a replica that has its adapter is merely busy, is
-passed over too, for at most `warm_wait_s` from its first turn: a short wait beats a long load.
-So a poll costs its decisions and the lines that an event has touched; with no event it looks at
-nothing. After it no request is left that could be placed, but for those patient ones.
+passed over too, for at most `warm_wait_s` from its first turn: a short wait beats a long load. So a
+poll costs its decisions and the lines that an event has touched, and leaves only such waiting.
 
 What no replica could take even after waiting is refused at once, not held until its time is up.
 """

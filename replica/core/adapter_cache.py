@@ -24,15 +24,13 @@ Commands come out of `poll` in the order in which they must be carried out.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from replica.core.adapter_view import AdapterView
 from replica.core.catalogue import Catalogue
 from replica.core.commands import Command, Evict, EvictHost, Fetch, Load
 from replica.core.far import Far
 from replica.core.host_tier import HostTier, Version
 from replica.core.pages import PagePool
-from replica.core.room import Fit, Room
+from replica.core.room import Prospect, Room
 from replica.core.slot_table import Slot, SlotTable
 from replica.core.waiters import Waiters
 from shared.ids import AdapterId
@@ -199,12 +197,14 @@ class AdapterCache(AdapterView):
             self._changed = True
         return leaving is not None
 
-    def fits_after(self, adapter: AdapterId, drained: Collection[int]) -> Fit:
-        """What an unplaced adapter would find if these slots were idle."""
+    def prospect(self) -> Prospect:
+        """What an unplaced adapter would find if those left that may leave for it."""
+        return self._room.prospect(self._promised)
+
+    def pages_of(self, adapter: AdapterId) -> int:
+        """What a load of it takes; 0 when there is nothing to load."""
         version = self._catalogue.current(adapter)
-        if version is None:
-            return Fit(slot=True, pages=True)
-        return self._room.fits_after(self._catalogue.pages(version), drained, self._promised)
+        return 0 if version is None else self._catalogue.pages(version)
 
     def check(self) -> None:
         for part in (self._catalogue, self._slots, self._room, self._host, self._waiters):
@@ -249,7 +249,7 @@ class AdapterCache(AdapterView):
             return None  # loads that are under way have it all
         leaving = self._room.for_load(pages, promised)
         if leaving is None:
-            self._short = self._short or self._room.fits_after(pages, (), promised).slot
+            self._short = self._short or self._room.prospect(promised).fits(pages).slot
             return None
         for idle in leaving:
             self._vacate(idle)

@@ -18,6 +18,7 @@ that is needed can be had, or nothing is taken.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from replica.core.pages import PagePool
@@ -32,6 +33,25 @@ class Fit(NamedTuple):
 
     def __bool__(self) -> bool:
         return self.slot and self.pages
+
+
+@dataclass(frozen=True, slots=True)
+class Prospect:
+    """What a load would find once all idle adapters had left that may. One look at the slots
+    serves many questions."""
+
+    gone: frozenset[int]  # their slots
+    slot: bool  # there is one then
+    of_slot: tuple[int, ...]  # pages, by slot
+    left: int  # of the adapters' pages
+    spare: int  # of the pool's
+
+    def fits(self, pages: int, drained: Collection[int] = ()) -> Fit:
+        """Whether a load of `pages` could begin if these slots had been left too."""
+        more = [slot for slot in drained if slot not in self.gone]
+        freed = sum(self.of_slot[slot] for slot in more)
+        slot = (self.slot or bool(more)) and self.left + freed >= pages
+        return Fit(slot, self.spare + freed >= pages)
 
 
 class Room:
@@ -76,10 +96,18 @@ class Room:
         slot = within and (bool(leaving) or self._slots.empty() is not None)
         return Fit(slot, self._pool.spare + freed >= pages)
 
-    def fits_after(self, pages: int, drained: Collection[int], promised: Collection[int]) -> Fit:
-        """The same if these slots were idle, and all had left that are idle and not promised."""
-        idle = {slot.index for slot in self._idle()}.difference(promised)
-        return self.fits(pages, [slot for slot in self._slots if slot.index in {*drained, *idle}])
+    def prospect(self, promised: Collection[int]) -> Prospect:
+        """With all gone that are idle and not promised."""
+        gone = frozenset(slot.index for slot in self._idle()).difference(promised)
+        of_slot = tuple(len(slot.pages) for slot in self._slots)
+        freed = sum(of_slot[slot] for slot in gone)
+        return Prospect(
+            gone=gone,
+            slot=bool(gone) or self._slots.empty() is not None,
+            of_slot=of_slot,
+            left=self.pages_max - self._slots.pages + freed,
+            spare=self._pool.spare + freed,
+        )
 
     def check(self) -> None:
         assert self._slots.pages <= self.pages_max, "adapters have pages that are not theirs"

@@ -17,6 +17,7 @@ adapters, and takes a token from somebody in each step.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 
 from replica.core.adapter_cache import AdapterCache
@@ -39,20 +40,26 @@ class Turns:
         if not starved:
             self._drains = {}
             return
-        free_after = tokens_left()
-        left = sorted(cache.drainable(), key=lambda slot: (free_after.get(slot, 0), slot))
+        open_slots = set(cache.drainable())
         drains: dict[AdapterId, list[int]] = {}
         for adapter, _ in starved:
-            drains[adapter] = [slot for slot in self._drains.get(adapter, ()) if slot in left]
-            left = [slot for slot in left if slot not in drains[adapter]]
-        for adapter, since in starved:
-            chosen = drains[adapter]
-            while left and not cache.fits_after(adapter, chosen).slot:
-                chosen.append(left.pop(0))
+            kept = [slot for slot in self._drains.get(adapter, ()) if slot in open_slots]
+            if kept:
+                drains[adapter] = kept
+                open_slots.difference_update(kept)
+        free_after = tokens_left()
+        left = deque(sorted(open_slots, key=lambda slot: (free_after.get(slot, 0), slot)))
+        prospect = cache.prospect()
+        for place, (adapter, since) in enumerate(starved):
+            if place and not left and adapter not in drains:
+                continue
+            chosen, pages = drains.setdefault(adapter, []), cache.pages_of(adapter)
+            while left and not prospect.fits(pages, chosen).slot:
+                chosen.append(left.popleft())
             self._closed |= dict.fromkeys(chosen, since)
-            fit = cache.fits_after(adapter, chosen)
-            only_pages = adapter == starved[0][0] and fit.slot and not chosen
-            if self._closed_all is None and (only_pages or not fit.pages):
+            fit = prospect.fits(pages, chosen)
+            lacks_pages = not fit.pages or not (place or chosen)  # else it would be loading
+            if self._closed_all is None and fit.slot and lacks_pages:
                 self._closed_all = since
         self._drains = drains
 

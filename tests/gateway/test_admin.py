@@ -18,8 +18,8 @@ from aiohttp.test_utils import TestServer
 from gateway.admin import AdminServices, add_admin_routes
 from gateway.config import GatewayConfig, QuotaConfig
 from gateway.core.dispatcher import Dispatcher
+from gateway.deciding import dispatcher_of
 from gateway.ledger import Ledger, Record
-from gateway.parts import dispatcher_of
 from gateway.quota import Quota
 from gateway.registry import Registry
 from gateway.store.redis import Store

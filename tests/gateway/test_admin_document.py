@@ -21,8 +21,8 @@ from schemathesis import checks
 from gateway.admin import AdminServices, add_admin_routes
 from gateway.admin_document import OPERATIONS, document
 from gateway.config import GatewayConfig, QuotaConfig
+from gateway.deciding import dispatcher_of
 from gateway.ledger import Ledger
-from gateway.parts import dispatcher_of
 from gateway.quota import Quota
 from gateway.registry import Registry
 from gateway.store.redis import Store

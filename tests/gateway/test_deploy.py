@@ -20,9 +20,9 @@ from gateway.app import Gateway
 from gateway.cli.root import app
 from gateway.config import GatewayConfig
 from gateway.core.deployment import Deployment
+from gateway.deciding import dispatcher_of
 from gateway.deploy import Deployer
 from gateway.deploy_native import NativePlace
-from gateway.parts import dispatcher_of
 from gateway.upstream import Upstream
 from shared.ids import AdapterId, ReplicaId
 from shared.messages import AdapterState, AdapterStatus, ReplicaReport, Tier

@@ -239,3 +239,32 @@ async def test_a_drain_waits_for_the_short_way_and_ends_it_in_the_end(fleet) -> 
         assert b"503" in status
         assert orjson.loads(parts[0])["error"]["code"] == "server_shutting_down"
         writer.close()
+
+
+async def test_a_wrong_key_is_told_and_counted_once(fleet, ways) -> None:
+    async with fleet(ScriptedReplica("replica-0"), listen={"failed_keys_per_min": 3}) as it:
+        said = []
+        for _ in range(5):
+            status, _, _ = await answered(it, raw(it).replace(it.key.encode(), b"lp-nobodys-key"))
+            said.append(status.split()[1])
+        assert said == [b"401", b"401", b"401", b"429", b"429"]
+        assert ways == {"sent": 0, "left": 0}
+
+
+async def test_a_step_that_fails_takes_no_other_request_with_it(fleet, monkeypatch) -> None:
+    async with fleet(ScriptedReplica("replica-0", adapters=("shout",), capacity=64)) as it:
+        await answered(it, raw(it))
+        place = it.gateway.pump.place
+
+        def broken(arrival: Any) -> Any:
+            if arrival.adapter == "shout":
+                raise RuntimeError("as no code should")
+            return place(arrival)
+
+        monkeypatch.setattr(it.gateway.pump, "place", broken)
+        replies = await asyncio.gather(
+            *[answered(it, raw(it, model=model)) for model in (BASE, "shout", BASE, "shout", BASE)]
+        )
+        assert [status.split()[1] for status, _, _ in replies] == [b"200", b"500"] * 2 + [b"200"]
+        monkeypatch.undo()
+        assert b"200" in (await answered(it, raw(it, model="shout")))[0]

@@ -197,6 +197,10 @@ def test_the_admin_commands_show_the_fleet(fleet: RunningFleet) -> None:
     assert {place["replica"] for place in shout["places"]} == {"replica-0", "replica-1"}
     explained = fleet.cli("explain", "--tenant", "acme", "--model", "shout", "--json")
     assert explained["chosen"] in ("replica-0", "replica-1")
+    assert explained["owners"]
+    seen = fleet.cli("top", "--json")
+    assert [row["state"] for row in seen["replicas"]] == ["up", "up"]
+    assert {row["adapter"] for row in seen["adapters"]} == set(ADAPTERS)
     for words in (
         ("tenant", "list"),
         ("tenant", "show", "acme"),
@@ -204,6 +208,7 @@ def test_the_admin_commands_show_the_fleet(fleet: RunningFleet) -> None:
         ("adapter", "show", "shout"),
         ("replica-set", "list"),
         ("explain", "--tenant", "acme", "--model", fleet.base),
+        ("top", "--once"),
         ("usage", "--by", "tenant,adapter,hour", "--format", "csv"),
     ):
         assert len(fleet.cli(*words).splitlines()) >= 2, words

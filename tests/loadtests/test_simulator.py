@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from gateway.config import GatewayConfig
+from gateway.deciding import dispatcher_of
 from loadtests.__main__ import app
-from loadtests.contest import POLICIES, dispatcher_of
+from loadtests.contest import POLICIES
 from loadtests.prices import Prices
 from loadtests.recipe import Recipe, generate
 from loadtests.run import Run

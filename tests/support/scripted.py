@@ -74,6 +74,8 @@ class ScriptedReplica:
     reporting: bool = True
     port: int = 0
     token: str = ""
+    digests: dict[str, str] = field(default_factory=dict)  # of adapters, instead of a made-up one
+    more: list[web.RouteDef] = field(default_factory=list)  # it answers as well
 
     def __post_init__(self) -> None:
         self._boot, self._seq = uuid4().hex, 0
@@ -91,6 +93,7 @@ class ScriptedReplica:
         app.router.add_get(REPORTS_PATH, self._reports)
         app.router.add_post("/v1/chat/completions", self._completions)
         app.router.add_post("/v1/completions", self._completions)
+        app.add_routes(self.more)
         self._runner = web.AppRunner(
             app, access_log=None, handler_cancellation=True, shutdown_timeout=0.01
         )
@@ -137,7 +140,8 @@ class ScriptedReplica:
             max_model_len=2048,
             heartbeat_s=self.heartbeat_s,
             adapters=tuple(
-                AdapterState(AdapterId(name), f"sha-{name}", Tier.HOST) for name in self.adapters
+                AdapterState(AdapterId(name), self.digests.get(name, f"sha-{name}"), Tier.HOST)
+                for name in self.adapters
             ),
         )
 

@@ -36,7 +36,6 @@ def _attend(  # type: ignore[no-untyped-def]
     scale, window, q_row, kv_page, kv_half, table_row, kv_heads,
     SPLITS: tl.constexpr, GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr,
     PAGE: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, BLOCK: tl.constexpr,
-    IEEE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     head = tl.program_id(1)
@@ -68,19 +67,13 @@ def _attend(  # type: ignore[no-untyped-def]
         live_kv = live[:, None] & (d < D)[None, :]
         keys = tl.load(kv + place[:, None] + d[None, :], mask=live_kv, other=0.0)
         values = tl.load(kv + kv_half + place[:, None] + d[None, :], mask=live_kv, other=0.0)
-        if IEEE:
-            s = tl.dot(qs, tl.trans(keys), input_precision="ieee") * scale
-        else:
-            s = tl.dot(qs, tl.trans(keys)) * scale
+        s = tl.dot(qs, tl.trans(keys), input_precision="ieee") * scale
         s = tl.where(live[None, :], s, -1e30)
         top = tl.maximum(peak, tl.max(s, axis=1))
         shrunk = tl.exp2(peak - top)
         p = tl.where(live[None, :], tl.exp2(s - top[:, None]), 0.0)
         total = total * shrunk + tl.sum(p, axis=1)
-        if IEEE:
-            acc = acc * shrunk[:, None] + tl.dot(p, values, input_precision="ieee")
-        else:
-            acc = acc * shrunk[:, None] + tl.dot(p.to(values.dtype), values)
+        acc = acc * shrunk[:, None] + tl.dot(p.to(values.dtype), values, input_precision="ieee")
         peak = top
 
     if SPLITS == 1:
@@ -148,7 +141,7 @@ def attend_rows(
         _LOG2_E / d**0.5, window or 1 << 30,
         qkv.stride(0), kv.stride(0), kv.stride(1), places.tables.stride(0), kv_heads,
         SPLITS=splits, GROUP=group, GROUP_PADDED=max(16, triton.next_power_of_2(group)),
-        PAGE=page, D=d, D_PADDED=padded, BLOCK=_BLOCK, IEEE=kv.dtype == torch.float32,
+        PAGE=page, D=d, D_PADDED=padded, BLOCK=_BLOCK,
         num_warps=4, num_stages=2,
     )  # fmt: skip
     if splits > 1:

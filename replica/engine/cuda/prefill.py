@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from typing import Final
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -31,7 +30,6 @@ def _attend(  # type: ignore[no-untyped-def]
     scale, window, q_row, kv_page, kv_half, table_row, kv_heads,
     GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr, ROWS: tl.constexpr,
     PAGE: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, BLOCK: tl.constexpr,
-    IEEE: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1)
     token = tl.load(blocks + tl.program_id(0)).to(tl.int64)
@@ -62,10 +60,7 @@ def _attend(  # type: ignore[no-untyped-def]
         place = page * kv_page + ((at % PAGE) * kv_heads + head) * D
         live_kv = live[:, None] & (d < D)[None, :]
         keys = tl.load(kv + place[:, None] + d[None, :], mask=live_kv, other=0.0)
-        if IEEE:
-            s = tl.dot(qs, tl.trans(keys), input_precision="ieee") * scale
-        else:
-            s = tl.dot(qs, tl.trans(keys)) * scale
+        s = tl.dot(qs, tl.trans(keys), input_precision="ieee") * scale
         seen = (at[None, :] <= at_q[:, None]) & (at[None, :] > at_q[:, None] - window)
         s = tl.where(seen, s, -1e30)
         top = tl.maximum(peak, tl.max(s, axis=1))
@@ -73,10 +68,7 @@ def _attend(  # type: ignore[no-untyped-def]
         p = tl.where(seen, tl.exp2(s - top[:, None]), 0.0)
         total = total * shrunk + tl.sum(p, axis=1)
         values = tl.load(kv + kv_half + place[:, None] + d[None, :], mask=live_kv, other=0.0)
-        if IEEE:
-            acc = acc * shrunk[:, None] + tl.dot(p, values, input_precision="ieee")
-        else:
-            acc = acc * shrunk[:, None] + tl.dot(p.to(values.dtype), values)
+        acc = acc * shrunk[:, None] + tl.dot(p.to(values.dtype), values, input_precision="ieee")
         peak = top
     o = acc / tl.maximum(total, 1e-30)[:, None]
     to = out + ((token + i)[:, None] * kv_heads * GROUP + heads[:, None]) * D + d[None, :]
@@ -108,6 +100,6 @@ def attend_stretches(
         _LOG2_E / d**0.5, window or 1 << 30,
         qkv.stride(0), kv.stride(0), kv.stride(1), places.tables.stride(0), kv_heads,
         GROUP=group, GROUP_PADDED=padded, ROWS=max(_ROWS, padded), PAGE=page, D=d,
-        D_PADDED=triton.next_power_of_2(d), BLOCK=_BLOCK, IEEE=kv.dtype == torch.float32,
+        D_PADDED=triton.next_power_of_2(d), BLOCK=_BLOCK,
         num_warps=8, num_stages=2,
     )  # fmt: skip

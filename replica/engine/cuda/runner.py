@@ -13,9 +13,10 @@ gives away while a step is under way are written after it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import accumulate
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -73,9 +74,7 @@ class CudaRunner:
         self._loader = Loader(self.arena)
         self._adapters = Adapters(self.arena, max_rank) if slots else None
         self._seats = Seats(seats=2 * max_running, pages=-(-max_model_len // page_tokens))
-        self._staging = Staging(
-            capacity=max(6 * (max_step_tokens + _MULTIPLE), 2 * pages), device=device
-        )
+        self._staging = Staging(capacity=6 * (max_step_tokens + _MULTIPLE), device=device)
         shape = (self._seats.seats, self._seats.pages)
         self._tables = torch.full(shape, pages, dtype=torch.int32, device=device)
         self._drawn = torch.zeros(max_running, dtype=torch.int32, device=device)
@@ -93,7 +92,7 @@ class CudaRunner:
         sizes = sorted({min(size, max_running) for size in graph_sizes})
         self._graphs = Graphs(sizes, self._decode) if self._on_gpu and sizes else None
         if self._graphs is not None:
-            with torch.inference_mode():
+            with torch.inference_mode(), self._here():
                 self._graphs.capture(tuple(Mix) if slots else (Mix.NONE,))
 
     def pages_of(self, adapter: HostAdapter) -> int:
@@ -102,18 +101,18 @@ class CudaRunner:
 
     def load(self, slot: int, adapter: HostAdapter, pages: Sequence[int]) -> Arrival | None:
         """Begin to put an adapter into pages it owns and name them in a slot."""
-        with torch.inference_mode():
+        with torch.inference_mode(), self._here():
             return self._loader.load(slot, adapter, pages)
 
     def clear(self, slot: int) -> None:
         """Empty a slot. A row that names it afterwards is the scheduler's error."""
-        with torch.inference_mode():
+        with torch.inference_mode(), self._here():
             self.arena.clear(slot)
 
     def launch(self, step: Step) -> Flight:
         """Queue the step. It waits for the device only where rows are steered, or told of."""
         sampling = [row for row in step.rows if row.samples]
-        with torch.inference_mode():
+        with torch.inference_mode(), self._here():
             h = self._start(step.rows, sampling)
             known = {}
             if h is not None:
@@ -135,12 +134,16 @@ class CudaRunner:
         A step may be under way: what it drew is still to be fed to the next, and stays.
         """
         sampling = [row for row in step.rows if row.samples]
-        with torch.inference_mode():
+        with torch.inference_mode(), self._here():
             drawn = self._drawn.clone()
             self._start(step.rows, sampling)
             self._drawn.copy_(drawn)
             rows = self._logits[: len(sampling)].clone()
         return dict(zip((row.seq for row in sampling), rows, strict=True))
+
+    def _here(self) -> AbstractContextManager[Any]:
+        """Kernels and events go to the current device, which each thread has its own of."""
+        return torch.cuda.device(self.arena.device) if self._on_gpu else nullcontext()
 
     def _start(self, rows: Sequence[Row], sampling: Sequence[Row]) -> Tensor | None:
         """Everything up to the likeliest tokens, in `_logits` and `_drawn`. Hidden states of all

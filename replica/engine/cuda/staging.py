@@ -19,13 +19,9 @@ _ALIGN = 4
 
 class Staging:
     def __init__(self, *, capacity: int, device: torch.device) -> None:
-        """`capacity` in int32 numbers a step."""
+        """`capacity` in int32 numbers a copy, as most have; a larger one makes itself room."""
         self._device = device
-        pinned = device.type == "cuda"
-        self._buffers = [
-            torch.empty(capacity, dtype=torch.int32, pin_memory=pinned) for _ in range(_ROUND)
-        ]
-        self._arrays = [buffer.numpy() for buffer in self._buffers]
+        self._buffers = [self._buffer(capacity) for _ in range(_ROUND)]
         self._copied: list[torch.cuda.Event | None] = [None] * _ROUND
         self._turn = 0
 
@@ -50,10 +46,11 @@ class Staging:
         if copied is not None:
             copied.synchronize()
         width, length = len(columns), len(columns[0])
-        array = self._arrays[turn][: width * length].reshape(width, length)
-        for row, column in zip(array, columns, strict=True):
-            row[:] = column
+        if width * length > len(self._buffers[turn]):
+            self._buffers[turn] = self._buffer(2 * width * length)
         source = self._buffers[turn][: width * length].view(width, length)
+        for row, column in zip(source.numpy(), columns, strict=True):
+            row[:] = column
         if to is None:
             to = torch.empty(width, length, dtype=torch.int32, device=self._device)
         to.copy_(source, non_blocking=True)
@@ -61,3 +58,7 @@ class Staging:
             event = self._copied[turn] = copied or torch.cuda.Event()
             event.record()
         return to
+
+    def _buffer(self, capacity: int) -> Tensor:
+        pinned = self._device.type == "cuda"
+        return torch.empty(capacity, dtype=torch.int32, pin_memory=pinned)

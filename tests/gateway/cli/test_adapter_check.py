@@ -24,8 +24,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_good_adapter_ends_well(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    adapter_check.check(folder / "good", base=folder / "base")
-    assert capsys.readouterr().out.splitlines()[-1].startswith("can be served: rank 4 on self_attn")
+    adapter_check.check(folder / "good", base=folder / "base", as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    assert (found["servable"], found["findings"]) == (True, [])
+    assert adapter_check.describe(found).splitlines()[-1].startswith("can be served: rank 4 on ")
+    nameless = adapter_check.describe(found | {"servable": None})
+    assert nameless.splitlines()[-1].endswith("name it with --base to compare shapes")
 
 
 def test_each_fault_is_said_with_what_to_do(
@@ -41,18 +45,16 @@ def test_each_fault_is_said_with_what_to_do(
     assert said.splitlines()[-1] == "cannot be served"
 
 
-def test_json_holds_the_same(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    adapter_check.check(folder / "good", base=None, as_json=True)
-    found = json.loads(capsys.readouterr().out)
-    assert (found["servable"], found["findings"]) == (None, [])
-
-
 def test_a_folder_that_is_none_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(Failure, match="PATH") as raised:
         adapter_check.check(tmp_path / "nothing")
     assert raised.value.code == USAGE
 
 
-def test_a_base_that_is_none_is_said(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(Failure, match=r"config\.json"):
-        adapter_check.check(folder / "good", base=tmp_path)
+def test_a_base_that_is_none_is_said(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from replica.adapter_check import main
+
+    assert main([str(folder / "good"), "--base", str(tmp_path)]) == 2
+    assert "config.json" in capsys.readouterr().err

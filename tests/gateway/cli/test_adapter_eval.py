@@ -45,6 +45,12 @@ def test_what_speaks_against_it_is_said() -> None:
     assert said.splitlines()[-1].startswith("verdict: do not trust it")
 
 
+def test_a_measure_that_is_not_finite_is_said_and_not_printed_as_a_number() -> None:
+    measures = ("divergence", "effect", "noise", "perplexity_full", "perplexity_quantised")
+    said = adapter_eval.describe(FOUND | {"verdict": "distrust"} | dict.fromkeys(measures))
+    assert said.count("not finite") == 4
+
+
 def test_it_evaluates_a_real_adapter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from replica.engine.tiny import tiny_adapter, tiny_model
 

@@ -17,8 +17,8 @@ from gateway.admin import AdminServices, add_admin_routes
 from gateway.cli.failure import USAGE, Failure
 from gateway.cli.root import app
 from gateway.config import GatewayConfig, QuotaConfig
+from gateway.deciding import dispatcher_of
 from gateway.ledger import Ledger
-from gateway.parts import dispatcher_of
 from gateway.quota import Quota
 from gateway.registry import Registry
 from gateway.store.redis import Store

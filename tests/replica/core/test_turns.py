@@ -198,3 +198,23 @@ def test_as_many_slots_drain_as_free_the_pages_that_are_needed(
         assert thread.now - cold.arrived_at <= WAIT_S + 6 + 4
     left = [name for name in hot if thread.cache.slot_of(AdapterId(name)) is not None]
     assert len(left) == 3 - small, "and no more"
+
+
+def test_adapters_that_no_slot_can_drain_for_hold_nobody_back(engine_thread: Any) -> None:
+    """Three starve, two slots drain. The third would lack pages too, but first it lacks a slot."""
+    thread = engine_thread(
+        slots=2, pages=24, max_model_len=40, adapter_pages_max=8, max_running=16,
+        max_step_tokens=64, adapter_wait_s=WAIT_S,
+    )  # fmt: skip
+    thread.offer("hot-0", "hot-1", "cold", "cool", "chilly", pages=4)
+    for name in ("hot-0", "hot-1"):
+        thread.add(name, [1], 30)
+    thread.turn()
+    thread.turn()
+    for name in ("cold", "cool", "chilly"):
+        thread.add(name, [1], 30)
+    for _ in range(20):
+        base = thread.add(None, [len(thread.sequences)], 1)
+        thread.turn()
+        assert base.finish is not None, "the base waits for no adapter"
+    assert len(thread.cache.unplaced) == 3
