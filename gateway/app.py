@@ -14,34 +14,34 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from gateway.admin import AdminServices, add_admin_routes
-from gateway.auth import Door
+from gateway.admin.api import AdminServices, add_admin_routes
+from gateway.completion.auth import Door
+from gateway.completion.forward import Forwarder
+from gateway.completion.handlers import Handlers
+from gateway.completion.idempotency import Idempotency
+from gateway.completion.models import Models
 from gateway.config import GatewayConfig, ReplicaEntry
 from gateway.console.page import add_console_routes
-from gateway.deciding import dispatcher_of
-from gateway.deploy import Deployer, Place
-from gateway.deploy_native import NativePlace
+from gateway.edge.listener import Listener
+from gateway.edge.throttle import Throttle
 from gateway.engines import ENGINES
+from gateway.engines.deploy import Deployer, Place
+from gateway.engines.deploy_native import NativePlace
 from gateway.engines.polled import Polled
-from gateway.forward import Forwarder
+from gateway.fleet.deciding import dispatcher_of
+from gateway.fleet.placing import Placer
+from gateway.fleet.pump import Pump
+from gateway.fleet.schedule import Schedule
+from gateway.fleet.sharing import Sharing
+from gateway.fleet.watch import Watch
 from gateway.gauges import add_gauges
-from gateway.handlers import Handlers
-from gateway.idempotency import Idempotency
-from gateway.ledger import Ledger
-from gateway.listener import Listener
 from gateway.metrics import Metrics
-from gateway.models import Models
 from gateway.parts import bases_of, timeouts_of, upstreams
-from gateway.placing import Placer
 from gateway.probes import Probes
-from gateway.pump import Pump
-from gateway.quota import Quota
-from gateway.registry import Registry
-from gateway.schedule import Schedule
-from gateway.sharing import Sharing
+from gateway.state.ledger import Ledger
+from gateway.state.quota import Quota
+from gateway.state.registry import Registry
 from gateway.store.redis import Store
-from gateway.throttle import Throttle
-from gateway.watch import Watch
 from shared import tasks
 from shared.ids import ReplicaId
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gateway.core.dispatcher import ReplicaState
-from gateway.ledger import Ledger
+from gateway.fleet.pump import Pump
 from gateway.metrics import Metrics
-from gateway.pump import Pump
-from gateway.quota import Quota
+from gateway.state.ledger import Ledger
+from gateway.state.quota import Quota
 
 
 def add_gauges(metrics: Metrics, *, pump: Pump, quota: Quota, ledger: Ledger) -> None:

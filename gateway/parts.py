@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from gateway.completion.forward import Timeouts
 from gateway.config import GatewayConfig
 from gateway.core.dispatcher import Dispatcher
-from gateway.forward import Timeouts
-from gateway.upstream import Upstream
+from gateway.edge.upstream import Upstream
 from shared.ids import ReplicaId
 from shared.settings import BadSettings
 

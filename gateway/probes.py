@@ -14,13 +14,13 @@ import orjson
 from aiohttp import web
 
 from gateway.core.dispatcher import ReplicaState
+from gateway.edge.framework import respond
 from gateway.errors import GatewayError, NoSuchRoute, WrongMethod
-from gateway.framework import respond
-from gateway.ledger import Ledger
+from gateway.fleet.pump import Pump
 from gateway.metrics import Metrics
-from gateway.pump import Pump
-from gateway.quota import Quota
-from gateway.registry import Registry
+from gateway.state.ledger import Ledger
+from gateway.state.quota import Quota
+from gateway.state.registry import Registry
 from gateway.store.redis import Store
 from shared.wire import REQUEST_ID
 

@@ -21,7 +21,7 @@ import sys
 from typing import Final
 
 from gateway.config import GatewayConfig
-from gateway.listener import reserved
+from gateway.edge.listener import reserved
 from shared import tasks
 from shared.clock import monotonic
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gateway.config import GatewayConfig
-from gateway.deciding import dispatcher_of
+from gateway.fleet.deciding import dispatcher_of
 from loadtests.faults import Fault
 from loadtests.policies import BASELINES, Baseline
 from loadtests.policy import Policy

@@ -136,7 +136,7 @@ class _Simulation:
                     self._advance(at, event, now)
 
     def _arrive(self, number: int, row: Arrival, now: float) -> None:
-        """By the short way or the long one, as `gateway.pump` does."""
+        """By the short way or the long one, as `gateway.fleet.pump` does."""
         arrival = at_the_door(number, row)
         if (dispatch := self._policy.place(arrival, now)) is not None:
             self._carry_out(dispatch, now)

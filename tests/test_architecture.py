@@ -54,8 +54,8 @@ def test_the_import_rules_hold() -> None:
     [
         ("gateway/core/router.py", "import time", "Cores are sans-IO"),
         ("gateway/core/ring.py", "import gateway.core.dispatcher", "Gateway core"),
-        ("gateway/handlers.py", "import torch", "No tensor outside the replica"),
-        ("gateway/forward.py", "import replica.core.scheduler", "Packages"),
+        ("gateway/completion/handlers.py", "import torch", "No tensor outside the replica"),
+        ("gateway/completion/forward.py", "import replica.core.scheduler", "Packages"),
         ("replica/core/scheduler.py", "import replica.engine.runner", "Replica: the shell imports"),
         ("replica/app.py", "import redis", "The replica knows no ring, no Redis"),
         ("gateway/helpers.py", "", "Gateway: the shell imports the core"),

@@ -16,8 +16,8 @@ from virtual_loop import VirtualLoop
 
 from gateway.config import GatewayConfig
 from gateway.core.dispatcher import Conduct, Decision, Dispatch, Order
-from gateway.deciding import dispatcher_of
-from gateway.pump import Pump, Refused
+from gateway.fleet.deciding import dispatcher_of
+from gateway.fleet.pump import Pump, Refused
 from loadtests.job import Job, at_the_door
 from loadtests.prices import Prices
 from loadtests.recipe import Recipe, generate

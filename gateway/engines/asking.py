@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import orjson
 
+from gateway.edge.exchange import Flow, Headers, ReplyTooLong, Sink
+from gateway.edge.upstream import Upstream
 from gateway.engines.engine import Answer
-from gateway.exchange import Flow, Headers, ReplyTooLong, Sink
-from gateway.upstream import Upstream
 
 _BYTES_MAX: Final = 8 << 20
 

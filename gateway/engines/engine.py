@@ -16,8 +16,8 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import orjson
 
-from gateway.exchange import ReplyUnfit
-from gateway.rename import renamed_whole
+from gateway.edge.exchange import ReplyUnfit
+from gateway.edge.rename import renamed_whole
 
 _OURS: Final = re.compile(r"(?s)(.+)@([0-9a-f]{12})")
 _TEXT_MAX: Final = 300

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gateway.edge.exchange import ReplyUnfit
 from gateway.engines.engine import Answer, Call, Told, with_model
 from gateway.engines.samples import total
-from gateway.exchange import ReplyUnfit
 
 
 class LoRAX:

@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterable
 from secrets import token_hex
 from typing import Final, NamedTuple, Protocol
 
-from gateway.adapter_records import AdapterRecord
 from gateway.config import ReplicaEntry
 from gateway.core.inferred import Inferred
+from gateway.edge.exchange import ConnectFailed, ReplyTimeout, ReplyUnfit, UpstreamError
+from gateway.edge.upstream import Upstream
 from gateway.engines.asking import asked
 from gateway.engines.engine import Answer, Call, Engine, Told, name_here, name_there
-from gateway.exchange import ConnectFailed, ReplyTimeout, ReplyUnfit, UpstreamError
-from gateway.pump import Pump
-from gateway.upstream import Upstream
+from gateway.fleet.pump import Pump
+from gateway.state.adapter_records import AdapterRecord
 from shared.ids import AdapterId, ReplicaId
 from shared.messages import AdapterState, AdapterStatus, ReplicaReport, Tier
 

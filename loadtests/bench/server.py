@@ -18,10 +18,10 @@ import uvloop
 
 from gateway import app, workers
 from gateway.config import GatewayConfig
-from gateway.registry import Registry
+from gateway.state.registry import Registry
+from gateway.state.tenants import LIMIT_MAX, Limits
 from gateway.store.embedded import embedded
 from gateway.store.redis import Store
-from gateway.tenants import LIMIT_MAX, Limits
 from shared import logs
 
 KEY: Final = "sk-1234"

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted import ScriptedReplica
 
+from gateway.edge.throttle import _ADDRESSES_MAX, Throttle
 from gateway.metrics import LABELS_MAX, Names
-from gateway.throttle import _ADDRESSES_MAX, Throttle
 from shared.clock import ManualClock
 
 ADMIN = "operators-only-0123456789"

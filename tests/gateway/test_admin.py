@@ -15,15 +15,15 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from gateway.admin import AdminServices, add_admin_routes
+from gateway.admin.api import AdminServices, add_admin_routes
 from gateway.config import GatewayConfig, QuotaConfig
 from gateway.core.dispatcher import Dispatcher
-from gateway.deciding import dispatcher_of
-from gateway.ledger import Ledger, Record
-from gateway.quota import Quota
-from gateway.registry import Registry
+from gateway.fleet.deciding import dispatcher_of
+from gateway.state.ledger import Ledger, Record
+from gateway.state.quota import Quota
+from gateway.state.registry import Registry
+from gateway.state.tenants import Limits
 from gateway.store.redis import Store
-from gateway.tenants import Limits
 from shared.clock import monotonic, wall
 from shared.ids import AdapterId, ReplicaId, RequestId, TenantId
 from shared.messages import AdapterState, AdapterStatus, ReplicaReport, Tier

@@ -18,15 +18,15 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis import checks
 
-from gateway.admin import AdminServices, add_admin_routes
-from gateway.admin_document import OPERATIONS, document
+from gateway.admin.api import AdminServices, add_admin_routes
+from gateway.admin.document import OPERATIONS, document
 from gateway.config import GatewayConfig, QuotaConfig
-from gateway.deciding import dispatcher_of
-from gateway.ledger import Ledger
-from gateway.quota import Quota
-from gateway.registry import Registry
+from gateway.edge.throttle import Throttle
+from gateway.fleet.deciding import dispatcher_of
+from gateway.state.ledger import Ledger
+from gateway.state.quota import Quota
+from gateway.state.registry import Registry
 from gateway.store.redis import Store
-from gateway.throttle import Throttle
 from shared.clock import monotonic
 from shared.ids import AdapterId, ReplicaId
 from shared.messages import AdapterState, ReplicaReport, Tier

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.ahead import FAR, LEAST, LIFE_S, SHARE
 from gateway.config import QuotaConfig
-from gateway.quota import Denied, Granted, Quota
+from gateway.state.ahead import FAR, LEAST, LIFE_S, SHARE
+from gateway.state.quota import Denied, Granted, Quota
+from gateway.state.tenants import Limits, Tenant
 from gateway.store.redis import Store
-from gateway.tenants import Limits, Tenant
 from shared.clock import monotonic
 from shared.ids import RequestId, TenantId
 

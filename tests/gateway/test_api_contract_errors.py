@@ -13,7 +13,7 @@ from aiohttp import web
 from scripted import BASE, Fleet, ScriptedReplica, chunks, until
 
 from gateway.config import ForwardConfig
-from gateway.tenants import Limits
+from gateway.state.tenants import Limits
 
 ASK: dict[str, Any] = {"model": BASE, "messages": [{"role": "user", "content": "hi"}]}
 
@@ -139,7 +139,7 @@ async def test_limits_are_told_on_every_reply_and_reset_is_a_duration(fleet) -> 
 
 
 async def test_every_reply_has_an_id_that_the_log_knows_with_the_clients_own(fleet, caplog) -> None:
-    caplog.set_level("INFO", logger="gateway.handlers")
+    caplog.set_level("INFO", logger="gateway.completion.handlers")
     async with fleet(replica()) as it, it.sdk() as sdk:
         mine = {"X-Client-Request-Id": "order-7"}
         answer = await sdk.chat.completions.create(**ASK, extra_headers=mine)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.ask import Ask, parse
+from gateway.completion.ask import Ask, parse
 from gateway.errors import BadRequest
 
 

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted import ScriptedReplica, until
 
-from gateway.adapter_records import AdapterRecord, AdapterVersion, added, switched
-from gateway.audit import EVENTS, actor, shown
-from gateway.prices import ANY, FREE, Price, checked_price, price_of
-from gateway.registry import BadField, Conflict, Missing, Registry
+from gateway.state.adapter_records import AdapterRecord, AdapterVersion, added, switched
+from gateway.state.audit import EVENTS, actor, shown
+from gateway.state.prices import ANY, FREE, Price, checked_price, price_of
+from gateway.state.registry import BadField, Conflict, Missing, Registry
 from gateway.store.redis import Store
 from shared.messages import Usage
 

@@ -15,15 +15,15 @@ from scripted import until
 from served import Records, Served, record
 from typer.testing import CliRunner, Result
 
-from gateway.adapter_records import AdapterVersion
 from gateway.app import Gateway
 from gateway.cli.root import app
 from gateway.config import GatewayConfig
 from gateway.core.deployment import Deployment
-from gateway.deciding import dispatcher_of
-from gateway.deploy import Deployer
-from gateway.deploy_native import NativePlace
-from gateway.upstream import Upstream
+from gateway.edge.upstream import Upstream
+from gateway.engines.deploy import Deployer
+from gateway.engines.deploy_native import NativePlace
+from gateway.fleet.deciding import dispatcher_of
+from gateway.state.adapter_records import AdapterVersion
 from shared.ids import AdapterId, ReplicaId
 from shared.messages import AdapterState, AdapterStatus, ReplicaReport, Tier
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted import BASE, Fleet, ScriptedReplica, read_reply, until
 
-from gateway import front, plain
-from gateway.plain import plain_head
+from gateway.edge import front, plain
+from gateway.edge.plain import plain_head
 
 LINE = b"POST /v1/chat/completions HTTP/1.1\r\n"
 HEAD = LINE + b"Host: x\r\nContent-Length: 2\r\n"

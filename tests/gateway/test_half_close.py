@@ -10,7 +10,7 @@ import pytest
 from scripted import BASE, DONE, WORDS, Fleet, ScriptedReplica, chunks, read_reply, until
 
 ROADS = {"plain": b"", "framework": b"x-odd: \xc3\xa9\r\n"}
-"""A header that gateway/front.py leaves to the framework, or none."""
+"""A header that gateway/edge/front.py leaves to the framework, or none."""
 
 
 async def asked(

@@ -24,7 +24,7 @@ from scripted import (
     usage_event,
 )
 
-from gateway.tenants import Limits
+from gateway.state.tenants import Limits
 
 TEXT = "".join(WORDS)
 ASK = {"model": BASE, "messages": [{"role": "user", "content": "hi"}]}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.completion.idempotency import KEY_MAX, Idempotency
 from gateway.errors import BadRequest, KeyReused
-from gateway.idempotency import KEY_MAX, Idempotency
 from gateway.store.redis import Store
 from shared.ids import RequestId, TenantId
 

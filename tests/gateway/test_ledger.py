@@ -19,7 +19,7 @@ import pytest
 import redis
 from stores import Relay
 
-from gateway.ledger import BadQuestion, Ledger, Record
+from gateway.state.ledger import BadQuestion, Ledger, Record
 from gateway.store.redis import Store, StoreAway
 from gateway.store.spool import Spool
 from shared.clock import ManualClock
@@ -188,7 +188,7 @@ async def test_a_question_that_makes_no_sense_names_its_field(ledger: Ledger) ->
 async def test_the_stream_is_bounded(
     ledger: Ledger, valkey_url: str, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.records.STREAM_MAX", 200)
+    monkeypatch.setattr("gateway.state.records.STREAM_MAX", 200)
     for _ in range(1000):
         ledger.record(record())
     assert await total(ledger) == 1000
@@ -283,7 +283,7 @@ async def test_a_killed_gateway_loses_no_finished_request(
     code = f"""
         import asyncio, os, pathlib, signal, sys
         sys.path.insert(0, {str(Path(__file__).parent)!r})
-        from gateway.ledger import Ledger, Record
+        from gateway.state.ledger import Ledger, Record
         from gateway.store.redis import Store
         async def main():
             store = Store("unix:///nowhere")

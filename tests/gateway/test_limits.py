@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config import QuotaConfig
-from gateway.limits import NANO, Line, Need, Plan, header_lines
-from gateway.limits import Answer as LimitAnswer
-from gateway.quota import Denied, Granted, Quota
+from gateway.state.limits import NANO, Line, Need, Plan, header_lines
+from gateway.state.limits import Answer as LimitAnswer
+from gateway.state.quota import Denied, Granted, Quota
+from gateway.state.tenants import Limits, Tenant
 from gateway.store.redis import Store
-from gateway.tenants import Limits, Tenant
 from shared.clock import wall
 from shared.ids import RequestId, TenantId
 

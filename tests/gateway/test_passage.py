@@ -10,8 +10,8 @@ import orjson
 import pytest
 from scripted import BASE, Fleet, ScriptedReplica, read_reply, until
 
-from gateway.forward import FIRST_COMMENT_S
-from gateway.passage import Passage
+from gateway.completion.forward import FIRST_COMMENT_S
+from gateway.completion.passage import Passage
 from gateway.store.spool import Spool
 
 

@@ -11,8 +11,8 @@ from aiohttp import web
 from scripted import until
 
 from gateway.core.orders import Order
-from gateway.placing import Placer
-from gateway.upstream import Upstream
+from gateway.edge.upstream import Upstream
+from gateway.fleet.placing import Placer
 from shared.ids import AdapterId, ReplicaId
 from shared.messages import Tier
 

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from scripted import BASE, ScriptedReplica, until
 
-from gateway.tenants import Limits
+from gateway.state.tenants import Limits
 
 
 def replica() -> ScriptedReplica:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scripted import BASE, ScriptedReplica, until
 
 from gateway.core.dispatcher import Arrival, Conduct, Dispatcher, RejectReason
-from gateway.pump import Lease, Pump, Refused
+from gateway.fleet.pump import Lease, Pump, Refused
 from shared.ids import AdapterId, ReplicaId, RequestId, TenantId
 
 REPLICA = ReplicaId("replica-0")

@@ -20,9 +20,9 @@ from stores import Relay
 from gateway.config import QuotaConfig
 from gateway.core.bucket import Denied as BucketDenied
 from gateway.core.bucket import TokenBucket
-from gateway.limits import _duration
-from gateway.quota import Denied, Granted, LimitLine, Quota, Reservation
-from gateway.registry import Limits, Tenant
+from gateway.state.limits import _duration
+from gateway.state.quota import Denied, Granted, LimitLine, Quota, Reservation
+from gateway.state.registry import Limits, Tenant
 from gateway.store import redis as store_module
 from gateway.store.redis import Store
 from shared.clock import ManualClock, monotonic

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 from scripted import WORDS, ScriptedReplica, chunks, until
 
-from gateway.ledger import Record
+from gateway.state.ledger import Record
 from shared.clock import wall
 from shared.ids import ReplicaId, RequestId, TenantId
 

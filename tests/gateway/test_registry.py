@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stores import Relay
 
-from gateway.registry import BadField, Conflict, Limits, Missing, Registry, Tenant
+from gateway.state.registry import BadField, Conflict, Limits, Missing, Registry, Tenant
+from gateway.state.tenants import checked, decoded, encoded
 from gateway.store.redis import Store, StoreAway
-from gateway.tenants import checked, decoded, encoded
 from shared.ids import TenantId
 
 
@@ -117,7 +117,7 @@ async def test_keys_of_a_tenant_that_does_not_exist_cannot_be_made(registry: Reg
 async def test_a_tenant_has_at_most_so_many_keys(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.registry.KEYS_MAX", 2)
+    monkeypatch.setattr("gateway.state.registry.KEYS_MAX", 2)
     await registry.create("acme")
     await registry.create("acme2")
     for name in ("acme", "acme2", "acme", "acme2"):

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted import BASE, DONE, USAGE, chunk, chunks, event, read_reply, until, usage_event
 
-from gateway.connection import Connection
-from gateway.exchange import Headers, ReplyLost, ReplyUnfit
-from gateway.framework import Written as KnowsNothing
-from gateway.framework import reply_to
-from gateway.relay import Relay
-from gateway.reply import Reply
+from gateway.edge.connection import Connection
+from gateway.edge.exchange import Headers, ReplyLost, ReplyUnfit
+from gateway.edge.framework import Written as KnowsNothing
+from gateway.edge.framework import reply_to
+from gateway.edge.relay import Relay
+from gateway.edge.reply import Reply
 from shared.clock import monotonic
 from shared.framing import FrameTooLong
 from shared.messages import Usage

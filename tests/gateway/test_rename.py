@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted import DONE, chunk, chunks, event, usage_event
 
-from gateway.rename import correction, model_at, renamed, renamed_events, renamed_whole
+from gateway.edge.rename import correction, model_at, renamed, renamed_events, renamed_whole
 
 TEXT = st.text(max_size=8) | st.sampled_from(['"model":"x"', "model", "\\", '\\"', "{}[],:"])
 KEYS = TEXT | st.just("model")

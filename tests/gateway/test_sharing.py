@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 from scripted import BASE, ScriptedReplica, second, until
 
-from gateway.sharing import EVERY_S
+from gateway.fleet.sharing import EVERY_S
 
 DEPTH = 8
 TIME_S = 3.0

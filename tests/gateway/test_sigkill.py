@@ -23,9 +23,9 @@ import redis
 import yaml
 from scripted import BASE, ScriptedReplica, until
 
-from gateway.registry import Registry
+from gateway.state.registry import Registry
+from gateway.state.tenants import Limits
 from gateway.store.redis import Store
-from gateway.tenants import Limits
 from shared.clock import monotonic, wall
 
 KILLS = 10

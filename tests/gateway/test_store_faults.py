@@ -19,10 +19,10 @@ from scripted import ScriptedReplica
 from stores import Relay
 
 from gateway.config import QuotaConfig
-from gateway.quota import Denied, Granted, Quota
+from gateway.state.quota import Denied, Granted, Quota
+from gateway.state.tenants import Limits, Tenant
 from gateway.store.embedded import embedded
 from gateway.store.redis import Store
-from gateway.tenants import Limits, Tenant
 from shared.ids import RequestId, TenantId
 
 TIMEOUT_S = 0.05

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 from scripted import BASE, ScriptedReplica, second, until
 
-from gateway.tenants import Limits
+from gateway.state.tenants import Limits
 
 ROUNDS = 20
 CALLS = 60

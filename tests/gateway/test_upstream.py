@@ -8,8 +8,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from scripted import until
 
-from gateway.exchange import ConnectFailed, Flow, Headers, ReplyLost, ReplyTimeout, ReplyUnfit, Sink
-from gateway.upstream import Upstream
+from gateway.edge.exchange import (
+    ConnectFailed,
+    Flow,
+    Headers,
+    ReplyLost,
+    ReplyTimeout,
+    ReplyUnfit,
+    Sink,
+)
+from gateway.edge.upstream import Upstream
 
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

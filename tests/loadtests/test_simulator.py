@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from gateway.config import GatewayConfig
-from gateway.deciding import dispatcher_of
+from gateway.fleet.deciding import dispatcher_of
 from loadtests.__main__ import app
 from loadtests.contest import POLICIES
 from loadtests.prices import Prices

@@ -310,7 +310,7 @@ async def fleet_of(
 ) -> AsyncIterator[Fleet]:
     from gateway.app import Gateway
     from gateway.config import GatewayConfig
-    from gateway.tenants import Limits
+    from gateway.state.tenants import Limits
 
     async with AsyncExitStack() as stack:
         for replica in replicas:

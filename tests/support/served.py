@@ -9,11 +9,11 @@ from typing import Any, Self
 
 from aiohttp import web
 
-from gateway.adapter_records import AdapterRecord, AdapterVersion
 from gateway.config import GatewayConfig, ReplicaEntry
 from gateway.engines import ENGINES
 from gateway.engines.polled import Polled
 from gateway.parts import upstreams
+from gateway.state.adapter_records import AdapterRecord, AdapterVersion
 from shared.ids import ReplicaId
 from shared.messages import ReplicaReport
 

@@ -17,7 +17,7 @@ from gateway.cli.desired import FleetWish, LimitsWish, changes
 from gateway.cli.failure import USAGE, Failure
 from gateway.cli.limit_options import LIMITS
 from gateway.cli.root import app
-from gateway.tenants import Limits
+from gateway.state.tenants import Limits
 
 KEY = "operators-only-0123456789"
 FLEET = """

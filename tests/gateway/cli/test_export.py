@@ -18,7 +18,7 @@ from gateway.cli.export import Form, write
 from gateway.cli.failure import Failure
 from gateway.cli.root import app
 from gateway.cli.usage import RECORD
-from gateway.prices import Price
+from gateway.state.prices import Price
 
 KEY = "operators-only-0123456789"
 

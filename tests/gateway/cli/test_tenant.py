@@ -13,16 +13,16 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from typer.testing import CliRunner
 
-from gateway.admin import AdminServices, add_admin_routes
+from gateway.admin.api import AdminServices, add_admin_routes
 from gateway.cli.failure import USAGE, Failure
 from gateway.cli.root import app
 from gateway.config import GatewayConfig, QuotaConfig
-from gateway.deciding import dispatcher_of
-from gateway.ledger import Ledger
-from gateway.quota import Quota
-from gateway.registry import Registry
+from gateway.fleet.deciding import dispatcher_of
+from gateway.state.ledger import Ledger
+from gateway.state.quota import Quota
+from gateway.state.registry import Registry
+from gateway.state.tenants import Limits
 from gateway.store.redis import Store
-from gateway.tenants import Limits
 
 KEY = "operators-only"
 NOBODY = "http://127.0.0.1:1"  # a request to it would fail with another exit code

@@ -1,0 +1,1 @@
+"""The admin API, `/admin/v1`: `api` has the routes, one file a noun behind it."""

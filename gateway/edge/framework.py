@@ -1,0 +1,73 @@
+"""Where aiohttp and our replies meet: it parses a request, we write the reply on its transport."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Final
+
+from aiohttp import HttpVersion11, web
+from aiohttp.abc import AbstractStreamWriter
+
+from gateway.edge.reply import Reply
+from gateway.errors import GatewayError
+
+
+class Written(web.StreamResponse):
+    """Tells aiohttp that the reply is on the wire; it only keeps or closes the connection."""
+
+    def __init__(self, *, keep_alive: bool) -> None:
+        super().__init__()
+        self._kept = keep_alive
+
+    @property
+    def keep_alive(self) -> bool:
+        return self._kept
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        return None
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        return None
+
+
+class _Aiohttp:
+    """A connection that aiohttp reads."""
+
+    def __init__(self, transport: asyncio.Transport, request: web.Request) -> None:
+        self.transport = transport
+        self._protocol = request.protocol
+        self._writer = request.writer
+
+    @property
+    def writing_paused(self) -> bool:
+        return self._protocol.writing_paused
+
+    async def drain(self) -> None:
+        await self._writer.drain()
+
+
+def reply_to(request: web.Request, *, stall_s: float) -> Reply:
+    """To a request that aiohttp has read."""
+    if request.transport is None:
+        raise ConnectionResetError("the client has left")
+    request[REPLY] = reply = Reply(
+        _Aiohttp(request.transport, request),
+        chunked=request.version >= HttpVersion11,
+        keep_alive=request.keep_alive,
+        stall_s=stall_s,
+    )
+    return reply
+
+
+REPLY: Final = web.RequestKey("reply", Reply)  # of a request that aiohttp has read
+
+
+def respond(error: GatewayError, headers: Mapping[str, str]) -> web.Response:
+    """An error as a whole reply, by way of aiohttp: refusals need no fast path."""
+    return web.Response(
+        status=error.status,
+        body=error.body(),
+        headers={**headers, **error.headers()},
+        content_type="application/json",
+    )
