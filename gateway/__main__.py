@@ -11,6 +11,7 @@ import typer
 import uvloop
 
 from gateway import app as gateway_app
+from gateway import parts
 from gateway import workers as gateway_workers
 from gateway.config import GatewayConfig
 from shared import logs, settings
@@ -70,7 +71,7 @@ def _loaded(config: Path | None, port: int | None) -> GatewayConfig:
             loaded = settings.parse(
                 GatewayConfig, loaded.model_dump() | {"listen": listen}, origin="--port"
             )
-        gateway_app.upstreams(loaded)
+        parts.upstreams(loaded)
     except settings.BadSettings as error:
         print(error, file=sys.stderr)
         raise typer.Exit(2) from None

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from gateway.admin.api import AdminServices, add_admin_routes
 from gateway.completion.auth import Door
-from gateway.completion.forward import Forwarder, Timeouts
+from gateway.completion.forward import Forwarder
 from gateway.completion.handlers import Handlers
 from gateway.completion.idempotency import Idempotency
 from gateway.completion.models import Models
@@ -24,8 +24,10 @@ from gateway.config import GatewayConfig, ReplicaEntry
 from gateway.console.page import add_console_routes
 from gateway.edge.listener import Listener
 from gateway.edge.throttle import Throttle
-from gateway.edge.upstream import Upstream
-from gateway.engines.openai import OpenAIServer
+from gateway.engines import ENGINES
+from gateway.engines.deploy import Deployer, Place
+from gateway.engines.deploy_native import NativePlace
+from gateway.engines.polled import Polled
 from gateway.fleet.deciding import dispatcher_of
 from gateway.fleet.placing import Placer
 from gateway.fleet.pump import Pump
@@ -34,6 +36,7 @@ from gateway.fleet.sharing import Sharing
 from gateway.fleet.watch import Watch
 from gateway.gauges import add_gauges
 from gateway.metrics import Metrics
+from gateway.parts import bases_of, natives, timeouts_of, upstreams
 from gateway.probes import Probes
 from gateway.state.ledger import Ledger
 from gateway.state.quota import Quota
@@ -41,7 +44,6 @@ from gateway.state.registry import Registry
 from gateway.store.redis import Store
 from shared import tasks
 from shared.ids import ReplicaId
-from shared.settings import BadSettings
 
 _END_S: Final = 2.0  # ended requests need one turn of the loop; this is for a loaded one
 
@@ -68,6 +70,19 @@ class Gateway:
             judged=self.metrics.verdict,
             carry_out=self._placer.carry_out,
         )
+        self._polled = {
+            ReplicaId(entry.id): Polled(
+                entry,
+                ENGINES[entry.kind](),
+                self._upstreams[ReplicaId(entry.id)],
+                self.pump,
+                self.registry,
+                silence_heartbeats=config.fleet.silence_heartbeats,
+                takes=self._takes(entry),
+            )
+            for entry in config.fleet.replicas
+            if entry.kind != "native"
+        }
         self._handlers = Handlers(
             config=config,
             registry=self.registry,
@@ -80,11 +95,13 @@ class Gateway:
                 config=config.forward,
                 token=config.fleet.token,
                 metrics=self.metrics,
-                timeouts=_timeouts(config),
+                timeouts=timeouts_of(config),
+                dialects=self._polled,
             ),
             idempotency=Idempotency(self.store),
             metrics=self.metrics,
         )
+        self._places = self._make_places()
         self._listeners = self._make_listeners()
         self._sharing = Sharing(self.store, self.pump.dispatcher)
         self._watches: list[asyncio.Task[None]] = []
@@ -114,24 +131,51 @@ class Gateway:
             self.pump.replica_added(ReplicaId(entry.id))
             watch = self._watch(entry)
             self._watches.append(tasks.spawn(watch.run(), name=f"watch {entry.id}"))
+            if (place := self._places.get(ReplicaId(entry.id))) is not None:
+                deployer = Deployer(
+                    place,
+                    self.registry,
+                    takes=self._takes(entry),
+                    in_use=self.pump.dispatcher.in_use,
+                )
+                self._watches.append(tasks.spawn(deployer.run(), name=f"deploy {entry.id}"))
         self._watches.append(tasks.spawn(self._sharing.run(), name="shares"))
         for listener in self._listeners:
             await listener.start()
 
-    def _watch(self, entry: ReplicaEntry) -> Watch | OpenAIServer:
+    def _watch(self, entry: ReplicaEntry) -> Watch | Polled:
         fleet, replica = self._config.fleet, ReplicaId(entry.id)
-        upstream, patience = self._upstreams[replica], fleet.silence_heartbeats
-        if entry.kind == "openai":
-            return OpenAIServer(entry, upstream, self.pump, silence_heartbeats=patience)
+        if replica in self._polled:
+            return self._polled[replica]
         return Watch(
             replica,
-            upstream,
+            self._upstreams[replica],
             self.pump,
             token=fleet.token,
-            silence_heartbeats=patience,
+            silence_heartbeats=fleet.silence_heartbeats,
             metrics=self.metrics,
             probe_s=fleet.probe_s,
         )
+
+    def _make_places(self) -> dict[ReplicaId, Place]:
+        """Those replicas that take loads."""
+        places: dict[ReplicaId, Place] = {}
+        for replica, upstream in self._upstreams.items():
+            polled = self._polled.get(replica)
+            if polled is None:
+                places[replica] = NativePlace(
+                    replica,
+                    upstream,
+                    self.pump.dispatcher,
+                    self.registry.desired,
+                    token=self._config.fleet.token,
+                )
+            elif polled.engine.takes_loads:
+                places[replica] = polled
+        return places
+
+    def _takes(self, entry: ReplicaEntry) -> Callable[[], Callable[[str], bool]]:
+        return lambda: entry.takes(bases_of(self._config, self.pump.dispatcher))
 
     async def drain(self, hurry: asyncio.Event) -> None:
         """Let what runs finish within `drain_s`, or until `hurry`; end the rest with an error."""
@@ -188,12 +232,9 @@ class Gateway:
             ledger=self.ledger,
             dispatcher=self.pump.dispatcher,
             changed=self.pump.wake,
-            upstreams={
-                name: self._upstreams[name]
-                for entry in config.fleet.replicas
-                if entry.kind == "native" and (name := ReplicaId(entry.id))
-            },
+            upstreams=natives(config, self._upstreams),
             throttle=self._throttle,
+            refused=lambda replica: place.failures if (place := self._places.get(replica)) else {},
         )
         add_admin_routes(admin_app, services, config.admin.key)
         add_console_routes(admin_app, enabled=bool(config.admin.key))
@@ -243,33 +284,6 @@ async def run(
     finally:
         await tasks.stop(*others)
         await gateway.close()
-
-
-def upstreams(config: GatewayConfig) -> dict[ReplicaId, Upstream]:
-    """Raises BadSettings for two replicas of one name, or an address that is none."""
-    found: dict[ReplicaId, Upstream] = {}
-    for entry in config.fleet.replicas:
-        if entry.id in found:
-            raise BadSettings(f"fleet.replicas: two replicas are named {entry.id!r}")
-        try:
-            found[ReplicaId(entry.id)] = Upstream(
-                entry.url, connect_timeout_s=config.forward.connect_timeout_s
-            )
-        except ValueError as error:
-            raise BadSettings(f"fleet.replicas: {entry.id}: {error}") from error
-    return found
-
-
-def _timeouts(config: GatewayConfig) -> dict[ReplicaId, Timeouts]:
-    """Of every replica: its own, where it has any."""
-    usual = config.forward
-    return {
-        ReplicaId(entry.id): Timeouts(
-            entry.first_byte_timeout_s or usual.first_byte_timeout_s,
-            entry.idle_timeout_s or usual.idle_timeout_s,
-        )
-        for entry in config.fleet.replicas
-    }
 
 
 def _settle_memory() -> None:

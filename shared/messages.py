@@ -40,6 +40,7 @@ class AdapterState:
     pinned: bool = False
     running: int = 0  # sequences that hold its slot now
     reason: str = ""
+    inferred: bool = False  # the tier is the gateway's conclusion, not the replica's word
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,6 +104,7 @@ def _adapter(raw: dict[str, Any]) -> AdapterState:
         pinned=bool(raw.get("pinned", False)),
         running=int(raw.get("running", 0)),
         reason=str(raw.get("reason", "")),
+        inferred=bool(raw.get("inferred", False)),
     )
 
 

@@ -6,6 +6,7 @@ be served without a record, and a record can wait for its adapter.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -18,8 +19,8 @@ from gateway.state.adapter_records import AdapterRecord, checked_version
 from gateway.state.registry import Registry
 from gateway.state.tenants import BadField, Missing, checked_name
 from shared.clock import Clock
-from shared.ids import AdapterId
-from shared.messages import AdapterState
+from shared.ids import AdapterId, ReplicaId
+from shared.messages import AdapterState, AdapterStatus, Tier
 
 _FIELDS: Final = ("owner", "access")
 Places = list[tuple[ReplicaView, AdapterState]]
@@ -27,10 +28,16 @@ Places = list[tuple[ReplicaView, AdapterState]]
 
 class Adapters:
     def __init__(
-        self, registry: Registry, dispatcher: Dispatcher, clock: Clock, wall: Clock
+        self,
+        registry: Registry,
+        dispatcher: Dispatcher,
+        refused: Callable[[ReplicaId], Mapping[AdapterId, str]],
+        clock: Clock,
+        wall: Clock,
     ) -> None:
         self._registry = registry
         self._dispatcher = dispatcher
+        self._refused = refused
         self._clock = clock
         self._wall = wall
 
@@ -89,7 +96,7 @@ class Adapters:
         )
 
     async def delete(self, request: web.Request) -> web.StreamResponse:
-        """The record; what the replicas serve stays."""
+        """The record, and what servers hold by it; what they have of their own stays."""
         name, expected = request.match_info["adapter"], if_match(request)
         await self._registry.adapter_delete(name, expect_version=expected)
         return nothing()
@@ -106,6 +113,10 @@ class Adapters:
     def _places(self) -> dict[AdapterId, Places]:
         found: dict[AdapterId, Places] = {}
         for view in self._dispatcher.view(self._clock()):
-            for state in view.adapters:
+            told = {state.adapter: state for state in view.adapters}
+            for adapter, why in self._refused(view.replica).items():
+                failed = AdapterState(adapter, "", Tier.DISK, AdapterStatus.FAILED, reason=why)
+                told.setdefault(adapter, failed)
+            for state in told.values():
                 found.setdefault(state.adapter, []).append((view, state))
         return found

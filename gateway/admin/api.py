@@ -31,7 +31,7 @@ from gateway.state.quota import Quota
 from gateway.state.reconcile import Reconciler
 from gateway.state.registry import Registry
 from shared.clock import Clock, monotonic, wall
-from shared.ids import ReplicaId
+from shared.ids import AdapterId, ReplicaId
 
 PREFIX: Final = "/admin/v1/"
 DOCUMENT_PATH: Final = "/admin/openapi.json"
@@ -48,6 +48,8 @@ class AdminServices:
     wall: Clock = wall
     upstreams: Mapping[ReplicaId, Upstream] = field(default_factory=dict)
     throttle: Throttle = field(default_factory=Throttle)
+    refused: Callable[[ReplicaId], Mapping[AdapterId, str]] = lambda replica: {}
+    """Loads that a replica would not do, with its words."""
 
 
 def add_admin_routes(app: web.Application, services: AdminServices, key: str) -> None:
@@ -59,7 +61,7 @@ def add_admin_routes(app: web.Application, services: AdminServices, key: str) ->
     reconciler = Reconciler(services.ledger, dispatcher, services.upstreams, services.clock)
     parts = (
         Tenants(registry, services.quota, services.wall),
-        Adapters(registry, dispatcher, services.clock, services.wall),
+        Adapters(registry, dispatcher, services.refused, services.clock, services.wall),
         Fleet(registry, dispatcher, services.changed, services.clock),
         Bills(registry, services.ledger, reconciler, services.wall),
     )

@@ -71,6 +71,7 @@ _STATE: Final = {
     "rank": COUNT,
     "size_bytes": COUNT,
     "pinned": BOOL,
+    "inferred": BOOL,
     "running": COUNT,
     "reason": TEXT,
 }

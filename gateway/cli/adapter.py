@@ -101,7 +101,7 @@ def rollback(
 
 
 def forget(adapter: AdapterArgument, yes: YesFlag = False, gateway: GatewayOption = "") -> None:
-    """Remove the record of owner, access and versions; what replicas serve stays."""
+    """Remove the record of owner, access and versions; what replicas have of their own stays."""
     confirmed(yes, f"Forget owner, access and versions of {adapter}? All may use it then.")
     with admin(gateway) as api:
         api.delete(_path(adapter))

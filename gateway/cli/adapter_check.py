@@ -10,13 +10,15 @@ import subprocess
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
 from gateway.cli.extra import require_replica
 from gateway.cli.failure import Failure, usage_failure
 from gateway.cli.output import JsonFlag, show_json
+
+_RANK_MAX: Final = 1 << 16  # whether it is too high is each server's to say
 
 
 class Dtype(StrEnum):
@@ -50,6 +52,18 @@ def check(
         print(describe(found))
     if found["servable"] is False:
         raise typer.Exit(1)
+
+
+def version_of(path: Path, base: Path) -> str:
+    """The digest of a folder's content. Raises Failure, with the faults, where it has any."""
+    require_replica()
+    for folder in (path, base):
+        if not folder.is_dir():
+            raise usage_failure(f"{folder} is no folder.")
+    found = _run(path, base, _RANK_MAX, Dtype.FLOAT32)
+    if not found["digest"]:
+        raise Failure(describe(found))
+    return str(found["digest"])
 
 
 def describe(found: dict[str, Any]) -> str:

@@ -62,7 +62,7 @@ def explained(found: Row) -> list[Row]:
         {
             "replica": one["replica"],
             "place": _place(one["step"]),
-            "tier": one["tier"],
+            "tier": f"{one['tier']} (inferred)" if one.get("inferred") else one["tier"],
             "load": f"{one['load']} of {one['bound']}",
             **{
                 f"{name}_ms": None

@@ -10,6 +10,7 @@ import typer
 
 from gateway.cli import (
     adapter,
+    adapter_add,
     adapter_check,
     adapter_eval,
     apply,
@@ -110,6 +111,10 @@ _add(
     "loraplex adapter eval ./adapters/pirate --base ./base --text sample.txt",
 )
 
+_add(
+    _adapters, "add", adapter_add.add, "loraplex adapter add pirate ./adapters/pirate --base ./base"
+)
+_add(_adapters, "remove", adapter_add.remove, "loraplex adapter remove pirate --yes")
 _add(_adapters, "set", adapter.set_fields, "loraplex adapter set pirate --owner acme --private")
 _add(_adapters, "version", adapter.version, "loraplex adapter version pirate 0123456789ab")
 _add(_adapters, "rollback", adapter.rollback, "loraplex adapter rollback pirate --yes")

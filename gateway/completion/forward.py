@@ -33,6 +33,7 @@ from gateway.edge.rename import renamed_whole
 from gateway.edge.reply import Reply
 from gateway.edge.upstream import Upstream
 from gateway.errors import ReplicaLost
+from gateway.fleet.dialect import Dialect
 from gateway.fleet.pump import Lease, Refused
 from gateway.metrics import Metrics
 from shared.clock import Clock, monotonic
@@ -73,11 +74,13 @@ class Forwarder:
         token: str,
         metrics: Metrics,
         timeouts: Mapping[ReplicaId, Timeouts],
+        dialects: Mapping[ReplicaId, Dialect] | None = None,
         clock: Clock = monotonic,
     ) -> None:
         self._upstreams = upstreams
         self._config = config
         self._timeouts = timeouts
+        self._dialects = dialects or {}
         self._budget = RetryBudget(
             share=config.retry_share, floor=config.retry_floor, window_s=config.retry_window_s
         )
@@ -126,7 +129,10 @@ class Forwarder:
         if placement.kind in _LOADS:
             errand.reply.wait_visibly(FIRST_COMMENT_S)
         replica, ask = placement.replica, errand.ask
-        upstream = self._upstreams[replica]
+        upstream, body, lines = self._upstreams[replica], ask.body, self._token
+        if (dialect := self._dialects.get(replica)) is not None:
+            lines = dialect.lines
+            body = dialect.completion(body, errand.target.adapter, placement.digest)
         relay = Relay(
             errand.reply,
             stream=ask.stream,
@@ -137,12 +143,12 @@ class Forwarder:
         )
         head = (
             f"POST {upstream.prefix}{errand.path} HTTP/1.1\r\nhost: {upstream.host}\r\n"
-            f"content-type: application/json\r\ncontent-length: {len(ask.body)}\r\n"
-            f"{REQUEST_ID}: {errand.request}\r\n{self._token}"
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+            f"{REQUEST_ID}: {errand.request}\r\n{lines}"
         )
         if not self._config.share_prefixes:
             head += f"{CACHE_SALT}: {errand.tenant.id}\r\n"
-        request = b"".join((head.encode(), errand.passed, b"\r\n", ask.body))
+        request = b"".join((head.encode(), errand.passed, b"\r\n", body))
         return upstream, request, relay, self._timeouts[replica]
 
     def ended(self, errand: Errand, relay: Relay, failure: UpstreamError | None) -> None:

@@ -30,7 +30,7 @@ export function Adapters() {
       ["owner", (one) => one.record?.owner || "–"],
       ...replicas.map((name) => [name, (one) => {
         const place = one.places.find((p) => p.replica === name);
-        return place ? html`<span title=${`${place.status}, ${SAID[place.tier]}${place.pinned ? ", pinned" : ""}${place.reason ? `: ${place.reason}` : ""}`}>${place.status === "failed" ? "✕" : MARK[place.tier]}${place.running ? html`<b> ${place.running}</b>` : ""}</span>` : "";
+        return place ? html`<span title=${`${place.status}, ${SAID[place.tier]}${place.inferred ? " (inferred)" : ""}${place.pinned ? ", pinned" : ""}${place.reason ? `: ${place.reason}` : ""}`}>${place.status === "failed" ? "✕" : MARK[place.tier]}${place.running ? html`<b> ${place.running}</b>` : ""}</span>` : "";
       }]),
     ]} />`;
 }

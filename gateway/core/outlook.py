@@ -81,6 +81,27 @@ class Outlook:
         """Who is to hold it, as last planned; nobody without placement."""
         return () if self._placement is None else self._placement.owners(adapter)
 
+    def base_of(self, replica: ReplicaId) -> str:
+        """As it last said; "" before its first report."""
+        mine = self._fleet.replicas.get(replica)
+        return "" if mine is None or mine.said is None else mine.said.base
+
+    def serves(self, replica: ReplicaId) -> bool:
+        """It reports, and requests may go there."""
+        mine = self._fleet.replicas.get(replica)
+        return mine is not None and mine.serving
+
+    def digest_at(self, replica: ReplicaId, adapter: AdapterId) -> str | None:
+        """The version that it holds; None when it does not serve the adapter."""
+        state = self._residency.holders(adapter).get(replica)
+        return None if state is None else state.digest
+
+    def in_use(self, replica: ReplicaId, adapter: AdapterId) -> int:
+        """Our requests that run there with it."""
+        mine = self._fleet.replicas.get(replica)
+        use = None if mine is None else mine.ours.get(adapter)
+        return 0 if use is None else use.requests
+
     def view(self, now: float) -> tuple[ReplicaView, ...]:
         """Every replica, by name."""
         replicas = self._fleet.replicas

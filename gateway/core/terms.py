@@ -55,6 +55,7 @@ class CandidateTerms:
     crowd_s: float
     cold_s: float
     refused: str = ""  # tried, full, bound; or its state, or absent: no candidate at all
+    inferred: bool = False  # the tier is concluded, not reported
 
     @property
     def expected_s(self) -> float:
@@ -107,6 +108,7 @@ class Weighed(NamedTuple):
             crowd_s=self.crowd_s,
             cold_s=self.cold_s,
             refused=self.refused,
+            inferred=self.state is not None and self.state.inferred,
         )
 
 

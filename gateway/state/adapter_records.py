@@ -44,6 +44,12 @@ class AdapterRecord:
     created: float = 0.0
     version: int = 0  # of the record, in the store
 
+    @property
+    def path(self) -> str:
+        """Of its current version; "": it has none, or replicas have it."""
+        now = self.held(self.current) if self.current else None
+        return "" if now is None else now.path
+
     def open_to(self, tenant: str) -> bool:
         return tenant == self.owner or EVERYBODY in self.access or tenant in self.access
 

@@ -44,6 +44,8 @@ class Follower:
         self._clock = clock
         self._poll_s = poll_s
         self._now = Snapshot()
+        self._desired_of = self._now
+        self._desired: tuple[AdapterRecord, ...] = ()
         self._reading = asyncio.Lock()
         self._tasks: tuple[asyncio.Task[None], ...] = ()
 
@@ -108,6 +110,13 @@ class Follower:
 
     def adapters(self) -> tuple[AdapterRecord, ...]:
         return tuple(sorted(self._now.adapters.values(), key=lambda record: record.name))
+
+    def desired(self) -> tuple[AdapterRecord, ...]:
+        """Those that servers are to hold: their current version has a path. Kept a generation."""
+        if self._desired_of is not self._now:
+            self._desired_of = self._now
+            self._desired = tuple(one for one in self.adapters() if one.path)
+        return self._desired
 
     def prices(self) -> Sequence[tuple[str, str, Price, int]]:
         """Tenant, model, price and version, in order."""

@@ -20,9 +20,9 @@ from schemathesis import checks
 
 from gateway.admin.api import AdminServices, add_admin_routes
 from gateway.admin.document import OPERATIONS, document
-from gateway.app import _dispatcher
 from gateway.config import GatewayConfig, QuotaConfig
 from gateway.edge.throttle import Throttle
+from gateway.fleet.deciding import dispatcher_of
 from gateway.state.ledger import Ledger
 from gateway.state.quota import Quota
 from gateway.state.registry import Registry
@@ -36,7 +36,7 @@ EXAMPLES = 6  # of each operation
 
 
 def services(store: Store, folder: Path) -> AdminServices:
-    dispatcher, now = _dispatcher(GatewayConfig()), monotonic()
+    dispatcher, now = dispatcher_of(GatewayConfig()), monotonic()
     dispatcher.replica_added(ReplicaId("0"), now)
     state = AdapterState(AdapterId("0"), digest="0123456789ab", tier=Tier.GPU)
     dispatcher.report(

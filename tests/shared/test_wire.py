@@ -24,6 +24,7 @@ states = st.builds(
     pinned=st.booleans(),
     running=count,
     reason=text,
+    inferred=st.booleans(),
 )
 reports = st.builds(
     ReplicaReport,

@@ -11,15 +11,15 @@ from uuid import uuid4
 
 import httpx
 import pytest
+import served
 from aiohttp import web
 from scripted import Fleet, until
+from served import Pump
 
-from gateway.app import Gateway, upstreams
+from gateway.app import Gateway
 from gateway.config import GatewayConfig, ReplicaEntry
 from gateway.core.dispatcher import Dispatcher, ReplicaState
-from gateway.engines.openai import OpenAIServer
-from shared.ids import ReplicaId
-from shared.messages import ReplicaReport, Tier
+from shared.messages import Tier
 from shared.settings import BadSettings, parse
 
 
@@ -88,35 +88,10 @@ async def gateway_on(
         await gateway.close()
 
 
-class Pump:
-    """Stands where the gateway's pump is."""
-
-    def __init__(self) -> None:
-        self.reports: list[ReplicaReport] = []
-        self.lost = 0
-
-    def report(self, report: ReplicaReport) -> bool:
-        self.reports.append(report)
-        return True
-
-    def replica_lost(self, replica: ReplicaId) -> None:
-        self.lost += 1
-
-
 @asynccontextmanager
 async def polled(server: Server, **entry: Any) -> AsyncIterator[Pump]:
-    url, pump = f"http://127.0.0.1:{server.port}", Pump()
-    its = ReplicaEntry.model_validate({"id": "one", "url": url, "kind": "openai", **entry})
-    config = GatewayConfig.model_validate({"fleet": {"replicas": [its]}})
-    upstream = upstreams(config)[ReplicaId("one")]
-    engine = OpenAIServer(its, upstream, pump, silence_heartbeats=3, poll_s=0.05)  # type: ignore[arg-type]
-    task = asyncio.ensure_future(engine.run())
-    try:
+    async with served.polled(server.port, kind="openai", **entry) as (_, pump):
         yield pump
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        upstream.close()
 
 
 async def test_what_it_lists_and_what_is_configured_is_what_it_serves(server: Server) -> None:

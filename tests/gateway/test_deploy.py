@@ -1,0 +1,285 @@
+"""Desired adapters on real sockets: loaded before routed, again after a restart, unloaded after."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import httpx
+from scripted import until
+from served import Records, Served, record
+from typer.testing import CliRunner, Result
+
+from gateway.app import Gateway
+from gateway.cli.root import app
+from gateway.config import GatewayConfig
+from gateway.core.deployment import Deployment
+from gateway.edge.upstream import Upstream
+from gateway.engines.deploy import Deployer
+from gateway.engines.deploy_native import NativePlace
+from gateway.fleet.deciding import dispatcher_of
+from gateway.state.adapter_records import AdapterVersion
+from shared.ids import AdapterId, ReplicaId
+from shared.messages import AdapterState, AdapterStatus, ReplicaReport, Tier
+
+R0 = ReplicaId("replica-0")
+ADMIN_KEY = "admin-key-for-the-test"
+ONE, TWO = "0123456789abcdef", "fedcba9876543210"
+
+
+class VLLM(Served):
+    """Loads and lists as vLLM does (a transcript of release 0.32); `fault` is what it answers 500
+    with, and a completion names the model it was asked for."""
+
+    def __init__(self) -> None:
+        self.loaded: dict[str, str] = {}
+        self.fault = ""
+        super().__init__(
+            {
+                "/v1/models": lambda _: (200, {"data": [*self._models()]}),
+                "/v1/load_lora_adapter": self._load,
+                "/v1/unload_lora_adapter": self._unload,
+                "/v1/chat/completions": self._complete,
+            }
+        )
+
+    def _models(self) -> list[dict[str, Any]]:
+        adapters = [{"id": name, "parent": "base"} for name in self.loaded]
+        return [{"id": "base", "parent": None, "max_model_len": 99}, *adapters]
+
+    def _load(self, body: Any) -> tuple[int, Any]:
+        name = body["lora_name"]
+        if self.fault:
+            return 500, {"error": {"message": self.fault, "type": "InternalServerError"}}
+        if name in self.loaded:
+            return 400, {"error": {"message": f"'{name}' has already been loaded."}}
+        self.loaded[name] = body["lora_path"]
+        return 200, f"Success: LoRA adapter '{name}' added successfully."
+
+    def _unload(self, body: Any) -> tuple[int, Any]:
+        del self.loaded[body["lora_name"]]
+        return 200, f"Success: LoRA adapter '{body['lora_name']}' removed successfully."
+
+    def _complete(self, body: Any) -> tuple[int, Any]:
+        model = body["model"]
+        if model != "base" and model not in self.loaded:
+            return 404, {"error": {"message": f"The model `{model}` does not exist."}}
+        usage = {"prompt_tokens": 1, "completion_tokens": 1}
+        return 200, {"model": model, "choices": [], "usage": usage}
+
+
+@asynccontextmanager
+async def gateway_on(
+    server: Served, store: str, folder: Path, others: Sequence[dict[str, Any]] = ()
+) -> AsyncIterator[tuple[Gateway, httpx.AsyncClient]]:
+    url = f"http://127.0.0.1:{server.port}"
+    entry = {"id": "one", "url": url, "kind": "vllm", "api_key": "k3y"}
+    config = GatewayConfig.model_validate(
+        {
+            "listen": {"port": 0},
+            "admin": {"key": ADMIN_KEY},
+            "store": {"url": store, "prefix": f"t{uuid4().hex}:", "spool": folder / "spool"},
+            "fleet": {"replicas": [entry, *others]},
+        }
+    )
+    gateway = Gateway(config)
+    await gateway.start()
+    try:
+        await gateway.registry.create("acme")
+        _, key = await gateway.registry.key_create("acme")
+        await until(lambda: gateway.pump.dispatcher.bases())
+        headers = {"authorization": f"Bearer {key}"}
+        async with httpx.AsyncClient(base_url=gateway.url, headers=headers) as http:
+            yield gateway, http
+    finally:
+        await gateway.close()
+
+
+def place(gateway: Gateway) -> AdapterState | None:
+    view, *_ = gateway.pump.dispatcher.view(gateway.pump.clock())
+    return next((one for one in view.adapters if one.adapter == "pirate"), None)
+
+
+def version(gateway: Gateway) -> str:
+    state = place(gateway)
+    return "" if state is None else state.digest
+
+
+async def ask(http: httpx.AsyncClient) -> httpx.Response:
+    body = {"model": "pirate", "messages": [{"role": "user", "content": "hi"}]}
+    return await http.post("/v1/chat/completions", json=body)
+
+
+async def test_an_adapter_is_loaded_then_routed_and_survives_a_restart_and_a_new_version(
+    valkey_url: str, tmp_path: Path
+) -> None:
+    async with VLLM() as server, gateway_on(server, valkey_url, tmp_path) as (gateway, http):
+        assert (await ask(http)).status_code == 404
+        await gateway.registry.adapter_version("pirate", AdapterVersion(ONE, "/p/1"))
+        await until(lambda: version(gateway) == ONE)
+        assert server.loaded == {"pirate@0123456789ab": "/p/1"}
+        answer = await ask(http)
+        assert (answer.status_code, answer.json()["model"]) == (200, "pirate")
+        assert answer.headers["x-loraplex-adapter-version"] == ONE
+        assert server.sent("/v1/chat/completions")[-1]["model"] == "pirate@0123456789ab"
+
+        server.loaded.clear()  # it was started anew, and lists nothing
+        await until(lambda: server.loaded)
+        await until(lambda: version(gateway) == ONE)
+
+        await gateway.registry.adapter_version("pirate", AdapterVersion(TWO, "/p/2"))
+        await until(lambda: [*server.loaded] == ["pirate@fedcba987654"])
+        assert (await ask(http)).headers["x-loraplex-adapter-version"] == TWO
+        assert server.keys == {"Bearer k3y"}, "its own key with all it is sent, no tenant's"
+
+        await gateway.registry.adapter_delete("pirate")
+        await until(lambda: not server.loaded)
+        await until(lambda: place(gateway) is None)
+
+
+async def test_a_refused_load_is_shown_with_the_servers_words(
+    valkey_url: str, tmp_path: Path
+) -> None:
+    async with VLLM() as server, gateway_on(server, valkey_url, tmp_path) as (gateway, http):
+        server.fault = "LoRA rank 128 is greater than max_lora_rank 64."
+        await gateway.registry.adapter_version("pirate", AdapterVersion(ONE, "/p/1"))
+        await until(lambda: place(gateway) is not None)
+        state = place(gateway)
+        assert state is not None
+        assert (state.status, state.reason) == (AdapterStatus.FAILED, server.fault)
+        assert (await ask(http)).status_code == 404
+
+
+async def loraplex(gateway: Gateway, *words: str) -> Result:
+    environment = {"LORAPLEX_ADMIN_KEY": ADMIN_KEY, "LORAPLEX_GATEWAY": gateway.admin_url}
+    return await asyncio.to_thread(CliRunner(env=environment).invoke, app, words)
+
+
+async def test_add_waits_until_it_is_routable_or_tells_the_servers_reason(
+    valkey_url: str, tmp_path: Path
+) -> None:
+    async with VLLM() as server, gateway_on(server, valkey_url, tmp_path) as (gateway, http):
+        server.fault = "vLLM does not yet support DoRA."
+        add = ("adapter", "add", "pirate", "/p/1", "--digest", ONE, "--wait")
+        refused = await loraplex(gateway, *add, "2.5")
+        assert refused.exit_code == 1
+        assert f"one: {server.fault}" in str(refused.exception)
+        server.fault = ""
+        done = await loraplex(gateway, *add, "60")
+        assert done.exit_code == 0, done.exception
+        assert (await ask(http)).status_code == 200
+        gone = await loraplex(gateway, "adapter", "remove", "pirate", "--yes")
+        assert gone.exit_code == 0, gone.exception
+        assert not server.loaded
+        assert (await ask(http)).status_code == 404
+
+
+async def test_explain_and_residency_say_what_is_inferred(valkey_url: str, tmp_path: Path) -> None:
+    async with VLLM() as server, gateway_on(server, valkey_url, tmp_path) as (gateway, _):
+        await gateway.registry.adapter_version("pirate", AdapterVersion(ONE, "/p/1"))
+        await until(lambda: version(gateway) == ONE)
+        said = await loraplex(gateway, "explain", "--tenant", "acme", "--model", "pirate")
+        assert "gpu (inferred)" in said.output
+        shown = await loraplex(gateway, "adapter", "show", "pirate", "--json")
+        assert '"inferred": true' in shown.output
+
+
+async def test_a_replica_of_ours_is_given_what_it_does_not_list_by_the_same_calls() -> None:
+    said = "No adapter found for /p/1"
+    loads: list[tuple[int, Any]] = [(404, {"error": {"message": said, "code": 404}})]
+    given: dict[str, str] = {}
+
+    def load(body: Any) -> tuple[int, Any]:
+        if loads:
+            return loads.pop()
+        given[body["lora_name"]] = {"/p/1": ONE, "/p/2": TWO}[body["lora_path"]]
+        return 200, "Success: LoRA adapter 'pirate' added successfully."
+
+    def unload(body: Any) -> tuple[int, Any]:
+        del given[body["lora_name"]]
+        return 200, "Success: LoRA adapter 'pirate' removed successfully."
+
+    pages: dict[str, Any] = {"/v1/load_lora_adapter": load, "/v1/unload_lora_adapter": unload}
+    registry, dispatcher = Records(record("pirate", (ONE, "/p/1"))), dispatcher_of(GatewayConfig())
+    dispatcher.replica_added(R0, 0.0)
+    async with Served(pages) as server:
+        upstream = Upstream(f"http://127.0.0.1:{server.port}", connect_timeout_s=1)
+        place = NativePlace(R0, upstream, dispatcher, registry.desired, token="")
+        deployer = Deployer(
+            place,
+            registry,
+            takes=lambda: lambda adapter: True,
+            in_use=dispatcher.in_use,
+            deployment=Deployment(first_s=0.05),
+            look_s=0.02,
+        )
+        task, numbers = asyncio.ensure_future(deployer.run()), itertools.count(1)
+
+        def lists(digest: str) -> bool:
+            """After its next report."""
+            states = [AdapterState(AdapterId(n), d, Tier.HOST) for n, d in given.items()]
+            dispatcher.report(reported(next(numbers), *states), 0.0)
+            return dispatcher.digest_at(R0, AdapterId("pirate")) == (digest or None)
+
+        assert await silence(server), "it has not reported yet"
+        lists("")
+        await until(lambda: place.failures == {"pirate": said})
+        await until(lambda: lists(ONE))
+        await until(lambda: not place.failures)
+        registry.by_name["pirate"] = record("pirate", (ONE, "/p/1"), (TWO, "/p/2"))
+        await until(lambda: lists(TWO))
+        sent = server.sent("/v1/load_lora_adapter")
+        assert [(one["lora_path"], one["load_inplace"]) for one in sent] == [
+            ("/p/1", False),
+            ("/p/1", False),
+            ("/p/2", True),
+        ]
+        del registry.by_name["pirate"]
+        await until(lambda: lists(""))
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        upstream.close()
+
+
+async def test_nothing_is_loaded_while_it_may_be_another_bases(
+    valkey_url: str, tmp_path: Path
+) -> None:
+    one, two = VLLM(), VLLM()
+    two.pages["/v1/models"] = (200, {"data": [{"id": "another", "parent": None}]})
+    others: list[dict[str, Any]] = [{"id": "two", "kind": "vllm", "deploy": ["pir*"]}]
+    async with one, two:
+        others[0]["url"] = f"http://127.0.0.1:{two.port}"
+        async with gateway_on(one, valkey_url, tmp_path, others) as (gateway, _):
+            await gateway.registry.adapter_version("pirate", AdapterVersion(ONE, "/p/1"))
+            await until(lambda: two.loaded)
+            await until(lambda: len(gateway.pump.dispatcher.bases()) == 2)
+            await asyncio.sleep(1.1)  # a look
+        assert not one.loaded
+
+
+async def silence(server: Served) -> bool:
+    await asyncio.sleep(0.1)
+    return not server.asked
+
+
+def reported(seq: int, *adapters: AdapterState) -> ReplicaReport:
+    return ReplicaReport(
+        replica=R0,
+        boot="b",
+        seq=seq,
+        base="base",
+        slots=2,
+        capacity=4,
+        running=0,
+        waiting=0,
+        pages_total=0,
+        pages_free=0,
+        max_model_len=99,
+        heartbeat_s=100.0,
+        adapters=adapters,
+    )
