@@ -36,18 +36,19 @@ export function Adapters() {
 }
 
 function Deploy({ done }) {
-  const [name, setName] = useState(""), [path, setPath] = useState("");
+  const [name, setName] = useState(""), [path, setPath] = useState(""), [version, setVersion] = useState("");
   const { busy, error, run } = useAction();
   const deploy = (event) => {
     event.preventDefault();
     run(async () => {
-      await call("POST", `adapters/${encodeURIComponent(name)}/versions`, { body: { path } });
-      setName(""); setPath(""); done();
+      await call("POST", `adapters/${encodeURIComponent(name)}/versions`, { body: { path, digest: version } });
+      setName(""); setPath(""); setVersion(""); done();
     });
   };
   return html`<form class="row" onsubmit=${deploy} aria-label="Deploy an adapter">
     <label>Deploy <input name="adapter" required placeholder="name" value=${name} oninput=${(e) => setName(e.target.value)} autocomplete="off" /></label>
     <label>from <input name="path" required placeholder="folder or object-store address" value=${path} oninput=${(e) => setPath(e.target.value)} autocomplete="off" /></label>
+    <label>version <input name="version" required pattern="[0-9a-f]{12,64}" title="the content's digest, as loraplex adapter check prints it" value=${version} oninput=${(e) => setVersion(e.target.value)} autocomplete="off" /></label>
     <button disabled=${busy}>${busy ? "Deploying …" : "Deploy"}</button><${Problem} error=${error} /></form>`;
 }
 
