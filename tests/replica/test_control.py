@@ -336,10 +336,13 @@ async def test_adapters_are_warmed_into_free_slots_and_none_is_emptied_for_it(se
     cache, slots = served.replica.engine.cache, served.replica.front.report.slots
     body = {"adapters": ["ada", "bob", "cyd", "dee"], "tier": "gpu"}
     assert (await served.post("/prefetch", body))[0] == 202
-    await served.until(lambda: cache.slots_used == slots)
-    await served.until(lambda: cache.slot_of("ada") is not None)
-    held = {name: cache.slot_of(name) for name in body["adapters"]}
+
+    def places() -> dict[str, int | None]:
+        return {name: cache.slot_of(name) for name in body["adapters"]}
+
+    await served.until(lambda: sum(at is not None for at in places().values()) == slots)
+    held = places()
     await served.post("/prefetch", {"adapters": ["eve"], "tier": "gpu"})
-    assert {name: cache.slot_of(name) for name in body["adapters"]} == held
+    assert places() == held
     assert cache.slot_of("eve") is None
     assert await served.tokens("eve")  # nobody holds what was only warmed
