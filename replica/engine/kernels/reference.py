@@ -7,11 +7,17 @@ For each segment [s, e) whose slot holds A [R, in] and, for each slice i, Bt_i [
 
 The matrices are views into the pool, cut where a page ends. A segment without adapter is not in the
 plan, so no index of it exists and its rows cannot change.
+
+A decoding step makes thousands of such products of a few rows. They run on the calling thread
+alone: to wake the others takes longer than to do their share.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -20,6 +26,8 @@ from replica.core.segments import Segments
 from replica.core.step import BASE_SLOT
 from replica.engine.arena import Arena, LayerParts, LoraPart
 from replica.engine.model_config import Group
+
+_FEW_ROWS: Final = 64
 
 
 def shrink(x: Tensor, part: LoraPart) -> Tensor:
@@ -52,7 +60,18 @@ class ReferencePlan:
 
     def add(self, x: Tensor, y: Tensor, layer: int, index: int, group: Group) -> None:
         """y += the adapters' product with x, for every segment that has one."""
-        for start, end, adapter in self.segments:
-            part = adapter[layer][index]
-            if part is not None:
-                expand(shrink(x[start:end], part), y[start:end], part)
+        with _threads(1 if x.shape[0] <= _FEW_ROWS else torch.get_num_threads()):
+            for start, end, adapter in self.segments:
+                part = adapter[layer][index]
+                if part is not None:
+                    expand(shrink(x[start:end], part), y[start:end], part)
+
+
+@contextmanager
+def _threads(number: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
