@@ -73,6 +73,9 @@ def main(
     tokens: Annotated[int, typer.Option(help="Of each completion.")] = 64,
     rounds: Annotated[int, typer.Option(help="Times all of it is done.")] = 3,
     threads: Annotated[int, typer.Option(help="Of either side; 0: all cores.")] = 0,
+    spin: Annotated[
+        bool, typer.Option("--spin", help="Our threads spin: a quiet machine.")
+    ] = False,
     peft: Annotated[bool, typer.Option("--peft", help="Measure PEFT beside it.")] = False,
     out: Annotated[Path | None, typer.Option(help="Also add the figures there, as JSON.")] = None,
 ) -> None:
@@ -88,7 +91,7 @@ def main(
             with out.open("ab") as file:
                 file.write(orjson.dumps(body, option=orjson.OPT_APPEND_NEWLINE))
 
-    bench = Bench(base, adapters, model, tokens, many, tell)
+    bench = Bench(base, adapters, model, tokens, many, tell, spin=spin)
     uvloop.run(bench.measure(batch, rounds, peft=peft))
     print(f"{'':10}{'adapters':>9}{'batch':>6}{'tokens/s':>10}{'CPU ms/token':>14}{'foreign':>9}")
     for rows in _alike(found):
@@ -118,12 +121,15 @@ class Bench:
         tokens: int,
         threads: int,
         tell: Callable[[Figures], None],
+        *,
+        spin: bool = False,
     ) -> None:
         self._base, self._adapters = base, adapters
         self._models = models
         self._tokens = tokens
         self._threads = threads
         self._tell = tell
+        self._spin = spin
 
     async def measure(self, batches: list[int], rounds: int, *, peft: bool) -> None:
         flags = {
@@ -134,6 +140,7 @@ class Bench:
             "--threads": self._threads,
         }
         words = [str(word) for flag in flags.items() for word in flag]
+        words += ["--spin"] if self._spin else []
         async with contextlib.AsyncExitStack() as stack:
             pid, (url,) = await stack.enter_async_context(program("replica", *words))
             http = await stack.enter_async_context(aiohttp.ClientSession(url))

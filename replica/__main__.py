@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 import uvloop
@@ -23,6 +23,9 @@ from shared import logs, settings
 
 if TYPE_CHECKING:
     from replica.app import Replica
+
+_SPINS: Final = "20000"
+"""Some 0.5 ms, longer than what lies between two parts of a pass. Then a thread sleeps."""
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -57,6 +60,9 @@ def main(
         str | None, typer.Option(help="Linear weights of the base: none or fp8.")
     ] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads; 0: all cores.")] = None,
+    spin: Annotated[
+        bool | None, typer.Option("--spin", help="They spin: for cores that nothing else uses.")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="Torch device: cpu, cuda:0, …")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
     max_model_len: Annotated[
@@ -87,6 +93,8 @@ def main(
 def _make(path: Path | None, flags: dict[str, Any]) -> Replica:
     config = settings.load(ReplicaConfig, path, flags=flags)
     logs.configure(level=config.log_level)
+    if config.spin:
+        os.environ["GOMP_SPINCOUNT"] = _SPINS  # read when torch is loaded, before OMP_WAIT_POLICY
     from replica.app import Replica  # takes seconds, which help and bad settings need not
 
     return Replica(config)

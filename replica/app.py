@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -27,6 +26,7 @@ from replica.engine.choice import read_for, runner_on
 from replica.engine.model_config import ModelConfig
 from replica.engine.quantised import Quantization
 from replica.engine.sections import require_fit
+from replica.engine.threads import apart, lone
 from replica.front import Front
 from replica.grammar import Grammars
 from replica.handlers import Handlers
@@ -54,14 +54,13 @@ _DOWNLOADS: Final = 4
 class Replica:
     def __init__(self, config: ReplicaConfig) -> None:
         self.config = config
-        model = ModelConfig.from_dir(config.base)
+        self._model = model = ModelConfig.from_dir(config.base)
         _check(config, model)
         self.metrics = Metrics()
-        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="reader")
+        self._readers = ThreadPoolExecutor(_READERS, "reader", initializer=lone)
         self._source = source_of(config, model)
-        self._downloads = ThreadPoolExecutor(_DOWNLOADS, thread_name_prefix="download")
-        merged = _merged(config, model)
-        self.engine = _engine(config, model, self._source, self._readers, self._downloads, merged)
+        self._downloads = ThreadPoolExecutor(_DOWNLOADS, "download", initializer=lone)
+        merged, self.engine = apart(self._parts)
         loop = EngineLoop(
             config=config,
             engine=self.engine,
@@ -73,9 +72,13 @@ class Replica:
         self.metrics.describe(lambda: self.front.report, lambda: set(self.front.waiting_adapters))
         self._vocabulary = Vocabulary(config.base)
         self._template = ChatTemplate.from_dir(config.base)
-        self._model = model
         self._watching: asyncio.Task[Any] | None = None
         self._server: web.AppRunner | None = None
+
+    def _parts(self) -> tuple[HostAdapter | None, Engine]:
+        config, model, source = self.config, self._model, self._source
+        merged = _merged(config, model)
+        return merged, _engine(config, model, source, self._readers, self._downloads, merged)
 
     async def start(self) -> str:
         """Serve; returns the URL."""
@@ -212,7 +215,7 @@ def _engine(
         max_running=config.max_running,
         max_step_tokens=config.max_step_tokens,
         max_model_len=longest,
-        threads=config.threads or os.cpu_count() or 1,
+        threads=config.step_threads,
         merged=merged,
         quantization=Quantization(config.quantization),
     )

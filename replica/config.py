@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from pydantic import Field
@@ -52,6 +53,9 @@ class ReplicaConfig(Settings):
     """How the base's linear weights are kept: none is as `dtype`, fp8 a quarter of float32."""
     threads: int = Field(0, ge=0)
     """Threads of one forward pass on a CPU; 0 takes as many as there are cores."""
+    spin: bool = False
+    """These threads spin between two parts of a pass: a quarter faster where this replica has its
+    cores to itself, several times slower where it has not."""
 
     max_running: int = Field(32, ge=1)
     """Sequences that run at once; beyond it they wait."""
@@ -88,6 +92,11 @@ class ReplicaConfig(Settings):
     """After SIGTERM running sequences get this long."""
     log_level: str = "INFO"
     """DEBUG, INFO, WARNING or ERROR."""
+
+    @property
+    def step_threads(self) -> int:
+        """Threads of one forward pass, whether set or found."""
+        return self.threads or os.cpu_count() or 1
 
     @property
     def base_name(self) -> str:

@@ -31,6 +31,7 @@ from replica.core.step import Progress, Step
 from replica.draft import Draft
 from replica.engine.flight import StepRunner
 from replica.engine.sampler import BROKEN, Drawn
+from replica.engine.threads import team
 from replica.errors import AdapterLost, BadRequest, LogitsNotFinite, ReplicaError, SequenceFailed
 from replica.generation import Event, PromptScores
 from replica.metrics import Metrics
@@ -177,6 +178,7 @@ class EngineLoop:
 
     def _run(self) -> None:
         try:
+            team(self._config.step_threads)
             while not self._stopping:
                 self._take()
                 self._work()

@@ -31,6 +31,7 @@ from replica.engine.adapter_store import AdapterFolder, Found, Refused
 from replica.engine.bad_adapter import BadAdapter
 from replica.engine.host_adapter import HostAdapter
 from replica.engine.peft_config import CONFIG_FILE, PeftConfig, load_config
+from replica.engine.threads import lone
 from replica.object_store import ObjectStore, RemoteAdapter, RemoteFile
 from replica.source import NOT_FOUND, PASSING
 from replica.verdicts import Verdicts
@@ -83,7 +84,7 @@ class RemoteFolder:
         self._failures: dict[AdapterId, _Failure] = {}  # by key
         # Two pools besides the caller's, so that listing, first looks and loads never wait for
         # each other.
-        self._looks = ThreadPoolExecutor(_LOOKS, thread_name_prefix="look")
+        self._looks = ThreadPoolExecutor(_LOOKS, "look", initializer=lone)
         self._lister = ThreadPoolExecutor(1, thread_name_prefix="list")
 
     def close(self) -> None:

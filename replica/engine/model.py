@@ -104,9 +104,7 @@ class Model:
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """weight * x / sqrt(mean(x^2) + eps), over the last dimension, the mean in float32."""
-    wide = x.float()
-    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return (wide * scale).to(x.dtype) * weight
+    return torch.nn.functional.rms_norm(x, x.shape[-1:], eps=eps) * weight
 
 
 def rotate_(x: Tensor, rotation: tuple[Tensor, Tensor]) -> None:
