@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import Executor
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import orjson
 from aiohttp import web
@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field
 
 from replica.config import ReplicaConfig
 from replica.edge import check_fleet, error_response, json_response, read_object
-from replica.engine.adapter_store import BadAdapter
+from replica.engine.adapter_store import BadAdapter, HostAdapter
 from replica.errors import BadAdapterRequest, EngineFailed, UnknownAdapter, UnknownModel
 from replica.front import Front
 from replica.metrics import Metrics
@@ -56,6 +56,9 @@ class LoadRequest(Body):
     load_inplace: bool | None = None
     pinned: bool | None = None
     digest: str | None = Field(None, max_length=128)  # ours: refuse any other content
+
+
+_STAGE: Final = "(on trial)"
 
 
 class UnloadRequest(Body):
@@ -164,6 +167,9 @@ class Control:
                 if body.digest is not None and host.digest != body.digest:
                     text = f"its content is {host.digest}, not {body.digest}: upload it again"
                     raise BadAdapter("digest_mismatch", text, "digest")
+                fault = await self._rehearsed(name, folder, host)
+                if fault is not None:
+                    raise _not_loaded(name, fault)
                 trial = await self._front.load(
                     name, folder, host, in_place=in_place, pinned=body.pinned
                 )
@@ -176,6 +182,21 @@ class Control:
                 await self._front.unload(name)  # a name that only this call gave
             raise _not_loaded(name, fault)
         return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.")
+
+    async def _rehearsed(
+        self, name: AdapterId, folder: AdapterId, host: HostAdapter
+    ) -> Exception | None:
+        """What new content for a name that is served dies of: under another name, so that the old
+        goes on answering until the new one has lived, and if it has not."""
+        served = self._front.adapters.get(name)
+        if served is None or not self._front.servable(name) or served.digest == host.digest:
+            return None
+        stage = AdapterId(f"{name} {_STAGE}")
+        trial = await self._front.load(stage, folder, host, in_place=True, pinned=None)
+        try:
+            return await self._front.outcome(trial)
+        finally:
+            await self._front.unload(stage)
 
     async def unload(self, request: web.Request) -> web.Response:
         body = await self._order(request, UnloadRequest)

@@ -60,6 +60,25 @@ async def test_what_fails_its_canary_is_refused_with_the_reason_and_harms_nobody
     await served.idle()
 
 
+async def test_a_version_that_dies_on_trial_leaves_the_one_before_it_serving(
+    serve: Any, store: Path
+) -> None:
+    spoil(store, "bob", huge)
+    served = await serve(adapters=store)
+    assert (await served.post(LOAD, {"lora_name": "x", "lora_path": "ada"}))[0] == 200
+    before, expected = await served.adapter("x"), await served.tokens("x")
+    body = {"lora_name": "x", "lora_path": "bob", "load_inplace": True}
+    status, reply = await served.post(LOAD, body)
+    assert (status, reply["error"]["code"]) == (400, "canary_not_finite")
+    assert await served.adapter("x") == before
+    assert await served.tokens("x") == expected
+    names = [each["id"] for each in (await served.get("/v1/adapters"))[1]["data"]]
+    assert not any("trial" in name for name in names)
+    assert (await served.post(LOAD, body | {"lora_path": "cyd"}))[0] == 200
+    assert await served.tokens("x") == await served.tokens("cyd")
+    await served.idle()
+
+
 async def test_a_request_that_comes_first_never_hears_from_what_fails(
     serve: Any, store: Path
 ) -> None:
