@@ -66,8 +66,8 @@ def ranks(demand: Demand, pools: Sequence[Pool], machine: Machine) -> Advice:
         return Advice(
             "ranks",
             Level.DO,
-            f"cap ranks at {shared.max_rank} in the shared pool (max_lora_rank {shared.max_rank}); "
-            f"{high.replicas} replica{'s' if high.replicas > 1 else ''} with max_lora_rank "
+            f"--max-lora-rank {shared.max_rank} in the shared pool; "
+            f"{high.replicas} replica{'s' if high.replicas > 1 else ''} with --max-lora-rank "
             f"{high.max_rank} for the {len(high.demand.adapters)} above: {_names(high.demand)}",
             f"they are {each / 1e6:.0f} MB each, the others {size / 1e6:.0f} MB",
             f"each takes the room of {each / size:.0f} others in slots and host memory, and is as "
@@ -79,7 +79,7 @@ def ranks(demand: Demand, pools: Sequence[Pool], machine: Machine) -> Advice:
         return Advice(
             "ranks",
             Level.DO,
-            f"max_lora_rank {shared.max_rank}; no pool of their own for the {len(odd)} adapters "
+            f"--max-lora-rank {shared.max_rank}; no pool of their own for the {len(odd)} adapters "
             f"above rank {usual}: {', '.join(odd[:_NAMED])}{', …' if len(odd) > _NAMED else ''}",
             f"they fill no replica of their own, but are {math.fsum(large) / 1e9:.1f} of the "
             f"{demand.bytes / 1e9:.1f} GB of all adapters",
@@ -89,9 +89,9 @@ def ranks(demand: Demand, pools: Sequence[Pool], machine: Machine) -> Advice:
     return Advice(
         "ranks",
         Level.OK,
-        f"max_lora_rank {shared.max_rank}, one pool for all ranks",
+        f"--max-lora-rank {shared.max_rank}, one pool for all ranks",
         "no adapter's rank is far above the others'",
-        "a higher cap than needed costs memory where slots are padded to it (vLLM)",
+        "a cap above what is needed costs memory where slots are padded to it (vLLM)",
     )
 
 

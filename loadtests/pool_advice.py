@@ -5,6 +5,8 @@ Where host memory does not hold the working set, that is a warning, and nothing 
 
 from __future__ import annotations
 
+import math
+
 from loadtests.cache_law import distinct, hit_share
 from loadtests.machine import Machine
 from loadtests.proposal import Advice, Level, Pool, Wish
@@ -20,7 +22,7 @@ def host(pool: Pool, machine: Machine, wish: Wish) -> Advice:
         )
     copy_ms, read_ms = 1e3 * machine.copy_s(size), 1e3 * machine.read_s(size)
     where = f"on each of {pool.replicas} replicas" if pool.replicas > 1 else "on the replica"
-    told = f"max_cpu_loras {pool.host_slots}, host_bytes {pool.host_bytes / 1e9:.1f}e9"
+    told = f"--max-cpu-loras {pool.host_slots} --host-bytes {math.ceil(pool.host_bytes)}"
     slow = f"what is not there is read from disk, {read_ms:.0f} ms instead of {copy_ms:.1f} ms"
     if pool.host_covers:
         half = 1 - hit_share(pool.demand.shares, adapters / 2)
@@ -53,7 +55,7 @@ def slots(pool: Pool, machine: Machine) -> Advice:
     different = distinct(pool.demand.shares, machine.capacity)
     if not adapters:
         return Advice("slots", Level.OK, "one slot", "no adapter is asked for", "")
-    say = f"{pool.slots} GPU slots a replica (max_loras {pool.slots})"
+    say = f"{pool.slots} GPU slots a replica (--max-loras {pool.slots})"
     takes = (
         f"{pool.slots} x {pool.slot_bytes / 1e6:.0f} MB beside the base "
         f"({machine.base_bytes / 1e9:.1f} GB) and keys and values of {machine.capacity} sequences"
