@@ -24,10 +24,10 @@ from typing import Annotated, Any, Final
 import numpy as np
 import torch
 import typer
-from safetensors.torch import save_file
 from torch import Tensor
 
 from replica.bench.engine import machine
+from replica.bench.folders import write_base
 from replica.bench.random_base import llama, random_adapter, random_base
 from replica.core.sequence import Sampling
 from replica.core.step import BASE_SLOT, Row, Step
@@ -79,7 +79,7 @@ def main(
     config = llama(layers)
     dtype = torch.bfloat16
     with tempfile.TemporaryDirectory() as folder:
-        _write(Path(folder), random_base(config, device=torch.device(device), dtype=dtype))
+        write_base(Path(folder), random_base(config, device=torch.device(device), dtype=dtype))
         reference = Runner(
             base_dir=Path(folder), slots=3, max_rank=64, pages=_PAGES, page_tokens=_PAGE_TOKENS
         )
@@ -121,50 +121,6 @@ def _fused(weights: BaseWeights) -> CudaRunner:
         max_model_len=1024,
         graph_sizes=(1, 8),
     )
-
-
-def _write(folder: Path, weights: BaseWeights) -> None:
-    """As a base's folder."""
-    config = weights.config
-    tensors = {
-        "model.embed_tokens.weight": weights.embed,
-        "model.norm.weight": weights.norm,
-        "lm_head.weight": weights.head,
-    }
-    for index, layer in enumerate(weights.layers):
-        at = f"model.layers.{index}"
-        tensors[f"{at}.input_layernorm.weight"] = layer.input_norm
-        tensors[f"{at}.post_attention_layernorm.weight"] = layer.post_norm
-        for group, W in zip(config.groups, layer.groups, strict=True):
-            assert isinstance(W, Tensor)
-            for module, (start, end) in zip(group.modules, group.columns, strict=True):
-                tensors[f"{at}.{module}.weight"] = W[start:end]
-    apart = {name: each.cpu().clone() for name, each in tensors.items()}
-    save_file(apart, folder / "model.safetensors")
-    scaling = {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    }
-    raw = {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "rms_norm_eps": config.rms_norm_eps,
-        "rope_theta": config.rope_theta,
-        "rope_scaling": scaling,
-        "max_position_embeddings": config.max_position_embeddings,
-        "tie_word_embeddings": False,
-    }
-    (folder / "config.json").write_text(json.dumps(raw))
 
 
 def _load(runners: Iterable[Runner | CudaRunner], config: ModelConfig) -> None:

@@ -17,6 +17,9 @@ from replica.engine.sampler import Drawn
 class Flight(Protocol):
     """A step under way."""
 
+    def landed(self) -> bool:
+        """Whether it is over: `collect` will not wait."""
+
     def collect(self) -> Mapping[str, Drawn]:
         """Wait for it: sequence id to what it drew or scored."""
 
@@ -26,6 +29,9 @@ class Landed:
     """A step that was over before its launch returned."""
 
     drawn: Mapping[str, Drawn]
+
+    def landed(self) -> bool:
+        return True
 
     def collect(self) -> Mapping[str, Drawn]:
         return self.drawn
