@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from engine_driver import Driver
 from replica.core.sequence import Sampling
 from replica.core.step import BASE_SLOT, PENDING, Row, Step
 from replica.engine.adapter_store import AdapterFolder
+from replica.engine.choice import read_for
 from replica.engine.runner import Runner
 from replica.engine.weights import load_base, tiny_adapter, tiny_model
 from shared.ids import AdapterId
@@ -158,6 +160,50 @@ def test_rows_that_want_more_than_the_likeliest_get_what_the_reference_gives(
     }
     assert ours["told"].logprob == pytest.approx(theirs["told"].logprob, abs=1e-3)
     assert ours["hot"].logprob is None
+
+
+on_gpu = pytest.mark.skipif(DEVICE != "cuda", reason="no stream but one")
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("apart", [True, False])
+def test_a_load_waits_for_steps_that_name_its_pages_and_for_no_other(
+    apart: bool, tmp_path: Path
+) -> None:
+    pair = Pair(tmp_path, layers=1, inner=64)
+    store = AdapterFolder(tmp_path / "adapters", RANK, pair.ours.config)
+    host = read_for("cuda", store.read)(AdapterId("a0"))
+    assert host.flat.is_pinned(), "the device copies from it while nobody waits"
+    driver = Driver(pair.ours, pages=PAGES, page_tokens=PAGE_TOKENS)  # type: ignore[arg-type]
+    driver.add("s", range(3, 40), BASE_SLOT)
+    pair.ours.run(driver.step())  # what is compiled is compiled
+    step = driver.step()
+    named = [page for row in step.rows for page in row.pages]
+    count = pair.ours.pages_of(host)
+    free = [page for page in range(PAGES) if page not in named]
+    pages = free[:count] if apart else [*named[:1], *free[: count - 1]]
+    pair.ours.clear(1)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(1_000_000_000)  # about half a second
+    flight = pair.ours.launch(step)
+    arrival = pair.ours.load(1, host, pages)
+    assert arrival is not None
+    time.sleep(0.15)
+    assert not flight.landed(), "the step is still under way"
+    assert arrival.query() == apart
+    flight.collect()
+    torch.cuda.synchronize()
+    assert arrival.query()
+    for runner, slot in ((pair.reference, 0), (pair.ours, 1)):
+        own = Driver(runner, pages=PAGES, page_tokens=PAGE_TOKENS)  # type: ignore[arg-type]
+        own._free = [page for page in own._free if page not in pages]
+        own.add("s", range(5, 25), slot)
+        if runner is pair.reference:
+            expected = own.logits()["s"]
+        else:
+            ours = own.logits()["s"].cpu()
+    torch.testing.assert_close(ours, expected, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.skipif(INTERPRETED or DEVICE == "cuda", reason="this is the process it starts")
