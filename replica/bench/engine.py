@@ -129,7 +129,6 @@ def main(
     config = small() if trial else llama(layers)
     facts: dict[str, Any] = {
         "command": " ".join(["python -m replica.bench.engine", *sys.argv[1:]]),
-        "machine": machine(device),
         "quantization": quantization.value,
         "rank": rank,
         "layers": layers,
@@ -154,6 +153,7 @@ def main(
         results = measure(rig, cells, print)
     print(table(results))
     if out is not None:
+        facts["machine"] = machine(device)
         out.write_text(json.dumps({**facts, "cells": results}, indent=1))
 
 

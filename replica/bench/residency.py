@@ -44,7 +44,7 @@ def main(
     resident: Annotated[int, typer.Option(help="Whose pages there are, on average.")] = 64,
     concurrency: Annotated[int, typer.Option(help="Requests in flight, at most.")] = 64,
     requests: Annotated[int, typer.Option(help="In all, in each run.")] = 512,
-    rate: Annotated[float, typer.Option(help="Requests a second in the open loop.")] = 24.0,
+    rate: Annotated[float, typer.Option(help="Requests a second in the open loop.")] = 32.0,
     quantization: Annotated[Quantization, typer.Option(help="Of the base.")] = Quantization.NONE,
     layers: Annotated[int, typer.Option(help="Of the base; 32 is Llama-3.1-8B.")] = 32,
     device: Annotated[str, typer.Option(help="cuda, or cpu for a trial of the program.")] = "cuda",
