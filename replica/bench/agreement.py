@@ -16,6 +16,7 @@ import json
 import math
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +33,7 @@ from replica.bench.random_base import llama, random_adapter, random_base
 from replica.core.sequence import Sampling
 from replica.core.step import BASE_SLOT, Row, Step
 from replica.engine.cuda.runner import CudaRunner
+from replica.engine.flight import StepRunner
 from replica.engine.host_adapter import HostAdapter
 from replica.engine.model_config import ModelConfig
 from replica.engine.quantised import Quantization
@@ -123,7 +125,7 @@ def _fused(weights: BaseWeights) -> CudaRunner:
     )
 
 
-def _load(runners: Iterable[Runner | CudaRunner], config: ModelConfig) -> None:
+def _load(runners: Iterable[StepRunner], config: ModelConfig) -> None:
     """Adapters into slots 0, 1, 2; the same numbers in each engine's dtype."""
     hosts = [
         random_adapter(f"a{i}", config, rank, dtype=torch.bfloat16, seed=i, pinned=False)
@@ -134,9 +136,9 @@ def _load(runners: Iterable[Runner | CudaRunner], config: ModelConfig) -> None:
         for slot, host in enumerate(hosts):
             flat = host.flat.float() if isinstance(runner, Runner) else host.flat
             copy = HostAdapter(host.adapter, host.digest, host.rank, flat, host.ranks)
-            runner.load(slot, copy, [free.pop() for _ in range(runner.pages_of(copy))])
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+            arrival = runner.load(slot, copy, [free.pop() for _ in range(runner.pages_of(copy))])
+            while arrival is not None and not arrival.query():
+                time.sleep(0.001)
 
 
 def _made(config: ModelConfig) -> list[_Sequence]:

@@ -20,7 +20,7 @@ does not stop) reaches another sequence.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -138,6 +138,11 @@ class Arena:
         if placed.parts is None:
             placed.parts = self._views(placed)
         return placed.parts
+
+    def require(self, slots: Iterable[int]) -> None:
+        """Raises ValueError unless there is an adapter in each of them."""
+        for slot in slots:
+            self._resident(slot)
 
     def rank(self, slot: int) -> int:
         """The largest rank of the adapter in a slot."""

@@ -41,7 +41,7 @@ class Arrival(Protocol):
     """An adapter on its way into its pages."""
 
     def query(self) -> bool:
-        """Whether it is there. Rows may name its slot only then."""
+        """Whether it is there. Rows may name its slot only once this has said so."""
 
 
 class StepRunner(Protocol):

@@ -22,7 +22,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from replica.core.step import PENDING, Row, Step
+from replica.core.step import BASE_SLOT, PENDING, Row, Step
 from replica.engine.arena import Arena
 from replica.engine.cuda import feed
 from replica.engine.cuda.adapters import Adapters, Mix
@@ -174,6 +174,7 @@ class CudaRunner:
     def _start(self, rows: Sequence[Row], sampling: Sequence[Row]) -> Tensor | None:
         """Everything up to the likeliest tokens, in `_logits` and `_drawn`. Hidden states of all
         tokens, where there are more than the sampling rows'."""
+        self.arena.require({row.slot for row in rows} - {BASE_SLOT})
         seats, places, pages = self._seats.take(rows)
         if places:
             at, page = self._staging.lists(places, pages)

@@ -18,6 +18,7 @@ from replica.core.sequence import Sampling
 from replica.core.step import BASE_SLOT, PENDING, Row, Step
 from replica.engine.adapter_store import AdapterFolder
 from replica.engine.choice import read_for
+from replica.engine.flight import StepRunner
 from replica.engine.runner import Runner
 from replica.engine.weights import load_base, tiny_adapter, tiny_model
 from shared.ids import AdapterId
@@ -63,12 +64,15 @@ class Pair:
         (folder / "adapters").mkdir()
         store = AdapterFolder(folder / "adapters", RANK, config)
         free = list(range(PAGES, 3 * PAGES))
+        runners: tuple[StepRunner, ...] = (self.reference, self.ours)
         for slot, rank in enumerate((RANK, 3)):
             tiny_adapter(folder / "adapters" / f"a{slot}", config, seed=slot, r=rank)
             host = store.read(AdapterId(f"a{slot}"))
-            for runner in (self.reference, self.ours):
+            for runner in runners:
                 pages = [free.pop() for _ in range(runner.pages_of(host))]
-                runner.load(slot, host, pages)
+                arrival = runner.load(slot, host, pages)
+                while arrival is not None and not arrival.query():
+                    time.sleep(0.001)
 
     def check(self, chunk: int, *, adapted: bool) -> None:
         """Three sequences, two adapters and none, in chunks; then one leaves and they decode."""
@@ -162,6 +166,16 @@ def test_rows_that_want_more_than_the_likeliest_get_what_the_reference_gives(
     assert ours["hot"].logprob is None
 
 
+@needs_triton
+def test_a_row_of_an_empty_slot_is_an_error_and_never_the_bases_answer(tmp_path: Path) -> None:
+    pair = Pair(tmp_path, layers=1, inner=64)
+    pair.ours.clear(1)
+    driver = Driver(pair.ours, pages=PAGES, page_tokens=PAGE_TOKENS)  # type: ignore[arg-type]
+    driver.add("s", range(3, 9), 1)
+    with pytest.raises(ValueError, match="slot 1 is empty"):
+        driver.logits()
+
+
 on_gpu = pytest.mark.skipif(DEVICE != "cuda", reason="no stream but one")
 
 
@@ -217,4 +231,4 @@ def test_the_engine_equals_the_reference_in_the_interpreter() -> None:
         timeout=240,
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert "6 passed" in done.stdout, done.stdout[-300:]
+    assert "7 passed" in done.stdout, done.stdout[-300:]
