@@ -84,6 +84,10 @@ class Adapters:
         """Whether an adapter is being copied to the device: `carry_out` sees when it is there."""
         return self._tiers.loading
 
+    def begin(self) -> None:
+        """Have the loads begin that can, and nothing end."""
+        self._tiers.begin()
+
     def carry_out(self) -> None:
         """What the scheduler's wishes and returned slots have brought about since."""
         self._tiers.carry_out()

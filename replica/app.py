@@ -203,6 +203,7 @@ def _engine(
         max_step_tokens=config.max_step_tokens,
         eos_ids=model.eos_token_ids,
         max_model_len=longest,
+        mixed_step_ratio=config.mixed_step_ratio,
     )
     runner = runner_on(
         config.device,

@@ -63,6 +63,10 @@ class ReplicaConfig(Settings):
     """Sequences that may wait; the next is refused with 503."""
     max_step_tokens: int = Field(512, ge=1)
     """Tokens of one forward pass; a longer prompt is computed in chunks."""
+    mixed_step_ratio: float = Field(3, gt=1)
+    """How many times as long as a pass that only decodes one may take that computes prompts beside
+    it: chunks are cut so. Less is smoother for who reads a reply, more is sooner for who waits for
+    its first token."""
     max_model_len: int | None = Field(None, ge=2)
     """Tokens of prompt and output together. Pages for one such sequence are never given to
     adapters; null takes the base's own limit, or half the pages where that is less."""

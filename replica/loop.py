@@ -17,6 +17,7 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
@@ -82,9 +83,10 @@ class EngineLoop:
         """`merged` is the adapter that the base has become, if it has."""
         self._config = config
         self._scheduler = engine.scheduler
-        self._cache = engine.cache
-        self._pool = engine.pool
-        self._pipeline = Pipeline(scheduler=engine.scheduler, runner=engine.runner, clock=clock)
+        self._pipeline = Pipeline(
+            scheduler=engine.scheduler, runner=engine.runner, clock=clock,
+            meanwhile=self._meanwhile, arriving=self._arriving,
+        )  # fmt: skip
         self._metrics = metrics
         self._clock = clock
         self._merged = merged
@@ -132,7 +134,7 @@ class EngineLoop:
         self._thread.start()
 
     def post(self, work: Callable[[], None]) -> None:
-        """Run `work` between two steps, in order of posting."""
+        """Run `work` between two launches, in order of posting."""
         self._inbox.put(work)
 
     def join(self, timeout_s: float) -> None:
@@ -199,13 +201,26 @@ class EngineLoop:
             wait_s = min(wait_s, _PAUSE_S)
         if wakeup is not None:
             wait_s = min(wait_s, max(wakeup - now, _PAUSE_S if self._blocked else 0.0))
-        try:
+        self._receive(wait_s)
+
+    def _receive(self, wait_s: float) -> bool:
+        """Do what comes in within `wait_s`, and what is behind it; whether anything did."""
+        came = False
+        with suppress(queue.Empty):
             work = self._inbox.get(timeout=wait_s) if wait_s else self._inbox.get_nowait()
-            while True:
+            while came := True:
                 work()
                 work = self._inbox.get_nowait()
-        except queue.Empty:
-            pass
+        return came
+
+    def _meanwhile(self, wait_s: float) -> None:
+        """While a step is waited for: loads that newcomers wish for begin at once."""
+        if self._receive(wait_s):
+            self.adapters.begin()
+
+    def _arriving(self) -> bool:
+        self.adapters.carry_out()
+        return self.adapters.loading
 
     def _work(self) -> None:
         self.adapters.carry_out()
@@ -239,12 +254,10 @@ class EngineLoop:
 
     def _event(self, item: Progress, drawn: Drawn | None) -> Event:
         seq = self._live[item.seq]
-        error: ReplicaError | None = None
         if item.finish is not None:
             del self._live[item.seq]
             self._metrics.ended(item.finish, len(seq.output))
-        if item.finish is Finish.ERROR:
-            error = self._failure(seq, item.reason, drawn)
+        error = self._failure(seq, item.reason, drawn) if item.finish is Finish.ERROR else None
         first = item.token is not None and len(seq.output) == 1
         scored = drawn if item.token is not None and drawn and drawn.logprob is not None else None
         event = Event(item.seq, item.token, item.finish, error=error, drawn=scored)

@@ -1,5 +1,4 @@
-"""Tiers: carry out what the adapter cache decides. Store or disk to host on threads of their own,
-host to slot between two steps.
+"""Tiers: carry out what the adapter cache decides. Store or disk to host on threads of their own.
 
 Laws: everything but the read itself happens on the engine thread, so other rows go on decoding
 while a disk is slow; one version is read once at a time, however many want it; a load that was
@@ -16,6 +15,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, Protocol, assert_never
 
 from replica.canary import Canary
@@ -125,10 +125,14 @@ class Tiers:
         return bool(self._filling)
 
     def carry_out(self) -> None:
-        """Do what the cache wants until it wants nothing more now."""
+        """Say what has arrived, then `begin`."""
         for filling in [each for each in self._filling if each.arrival and each.arrival.query()]:
             self._filling.remove(filling)
             self._filled(filling)
+        self.begin()
+
+    def begin(self) -> None:
+        """Do what the cache wants until it wants nothing more now. On a GPU no load ends by it."""
         while commands := self._cache.poll(self._clock()):
             for command in commands:
                 self._do(command)
@@ -199,9 +203,8 @@ class Tiers:
             remote = not self._keeper.at_hand(version[0])
             read = self._reading[version] = _Read(remote, self._clock())
             self._pools[remote].submit(self._read_one, version)
-        # If it was being read ahead, now somebody waits for it.
         read.slot = read.slot if slot is None else slot
-        read.wanted = read.wanted or wanted
+        read.wanted = read.wanted or wanted  # if it was read ahead, now somebody waits for it
 
     def _read_one(self, version: Version) -> None:
         """On a thread of either pool."""
@@ -209,11 +212,9 @@ class Tiers:
         try:
             host = self._keeper.read(version[0])
         except Exception as error:  # any fault is this adapter's, never the engine's
-            fault = error
-            self._post(lambda: self._not_read(version, fault))
+            self._post(partial(self._not_read, version, error))
         else:
-            seconds = self._clock() - begun_at
-            self._post(lambda: self._arrived(version, host, seconds))
+            self._post(partial(self._arrived, version, host, self._clock() - begun_at))
 
     def _arrived(self, version: Version, host: HostAdapter, seconds: float) -> None:
         adapter, digest = version
@@ -224,14 +225,13 @@ class Tiers:
         if host.digest != digest:
             self._keeper.replaced(adapter, host)
             self.keep((adapter, host.digest), host, reload_s)
-            fault = BadAdapter("replaced", "its folder has other content by now")
-            return self._not_read(version, fault)
+            self._not_read(version, BadAdapter("replaced", "its folder has other content by now"))
+            return
         del self._reading[version]
         self.keep(version, host, reload_s)
         if read.slot is not None:
             self._fill(version, read.slot, self._copies[version], Tier.DISK, read.begun_at)
         self._read_ahead()
-        return None
 
     def _reload_s(self, read: _Read, host: HostAdapter) -> float:
         """What it would cost to read this again."""

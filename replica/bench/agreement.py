@@ -16,6 +16,7 @@ import json
 import math
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,14 +25,15 @@ from typing import Annotated, Any, Final
 import numpy as np
 import torch
 import typer
-from safetensors.torch import save_file
 from torch import Tensor
 
 from replica.bench.engine import machine
+from replica.bench.folders import write_base
 from replica.bench.random_base import llama, random_adapter, random_base
 from replica.core.sequence import Sampling
 from replica.core.step import BASE_SLOT, Row, Step
 from replica.engine.cuda.runner import CudaRunner
+from replica.engine.flight import StepRunner
 from replica.engine.host_adapter import HostAdapter
 from replica.engine.model_config import ModelConfig
 from replica.engine.quantised import Quantization
@@ -79,7 +81,7 @@ def main(
     config = llama(layers)
     dtype = torch.bfloat16
     with tempfile.TemporaryDirectory() as folder:
-        _write(Path(folder), random_base(config, device=torch.device(device), dtype=dtype))
+        write_base(Path(folder), random_base(config, device=torch.device(device), dtype=dtype))
         reference = Runner(
             base_dir=Path(folder), slots=3, max_rank=64, pages=_PAGES, page_tokens=_PAGE_TOKENS
         )
@@ -123,51 +125,7 @@ def _fused(weights: BaseWeights) -> CudaRunner:
     )
 
 
-def _write(folder: Path, weights: BaseWeights) -> None:
-    """As a base's folder."""
-    config = weights.config
-    tensors = {
-        "model.embed_tokens.weight": weights.embed,
-        "model.norm.weight": weights.norm,
-        "lm_head.weight": weights.head,
-    }
-    for index, layer in enumerate(weights.layers):
-        at = f"model.layers.{index}"
-        tensors[f"{at}.input_layernorm.weight"] = layer.input_norm
-        tensors[f"{at}.post_attention_layernorm.weight"] = layer.post_norm
-        for group, W in zip(config.groups, layer.groups, strict=True):
-            assert isinstance(W, Tensor)
-            for module, (start, end) in zip(group.modules, group.columns, strict=True):
-                tensors[f"{at}.{module}.weight"] = W[start:end]
-    apart = {name: each.cpu().clone() for name, each in tensors.items()}
-    save_file(apart, folder / "model.safetensors")
-    scaling = {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    }
-    raw = {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "rms_norm_eps": config.rms_norm_eps,
-        "rope_theta": config.rope_theta,
-        "rope_scaling": scaling,
-        "max_position_embeddings": config.max_position_embeddings,
-        "tie_word_embeddings": False,
-    }
-    (folder / "config.json").write_text(json.dumps(raw))
-
-
-def _load(runners: Iterable[Runner | CudaRunner], config: ModelConfig) -> None:
+def _load(runners: Iterable[StepRunner], config: ModelConfig) -> None:
     """Adapters into slots 0, 1, 2; the same numbers in each engine's dtype."""
     hosts = [
         random_adapter(f"a{i}", config, rank, dtype=torch.bfloat16, seed=i, pinned=False)
@@ -178,9 +136,9 @@ def _load(runners: Iterable[Runner | CudaRunner], config: ModelConfig) -> None:
         for slot, host in enumerate(hosts):
             flat = host.flat.float() if isinstance(runner, Runner) else host.flat
             copy = HostAdapter(host.adapter, host.digest, host.rank, flat, host.ranks)
-            runner.load(slot, copy, [free.pop() for _ in range(runner.pages_of(copy))])
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+            arrival = runner.load(slot, copy, [free.pop() for _ in range(runner.pages_of(copy))])
+            while arrival is not None and not arrival.query():
+                time.sleep(0.001)
 
 
 def _made(config: ModelConfig) -> list[_Sequence]:

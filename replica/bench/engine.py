@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
@@ -19,10 +20,13 @@ from typing import Annotated, Any, Final
 import torch
 import typer
 
-from replica.bench.closed_loop import Measured
-from replica.bench.random_base import llama, small
-from replica.bench.rig import Rig
+from replica.bench.folders import write_adapters, write_base, write_tokenizer
+from replica.bench.http import serving, through_http
+from replica.bench.loops import Measured
+from replica.bench.random_base import llama, random_base, small
+from replica.bench.rig import MODEL_LEN, Rig
 from replica.bench.workload import MIXES, Work
+from replica.engine.model_config import ModelConfig
 from replica.engine.quantised import Quantization
 
 VLLM: Final = {  # 0.25.0, output tokens a second on one H200: concurrency -> mix -> figure
@@ -39,7 +43,7 @@ def cell(work: Work, measured: Measured) -> dict[str, Any]:
     pure = [s for s, rows, tokens in measured.steps if rows == tokens == work.concurrency]
     same = (work.prompt, work.output) == (256, 128)
     vllm = VLLM.get(work.concurrency, {}).get(work.mix) if same else None
-    rate = measured.tokens / measured.wall_s
+    rate, first_s = measured.tokens / measured.wall_s, list(measured.first_s.values())
     return {
         "concurrency": work.concurrency,
         "mix": work.mix,
@@ -52,9 +56,9 @@ def cell(work: Work, measured: Measured) -> dict[str, Any]:
         "step_ms_p50": milliseconds(median(pure)) if pure else None,
         "step_ms_p90": milliseconds(quantile(pure, 0.9)) if pure else None,
         "steps": len(pure),
-        "host_ms_p50": milliseconds(median(measured.host_s)),
-        "first_token_ms_p50": milliseconds(median(measured.first_s)),
-        "first_token_ms_max": milliseconds(max(measured.first_s)),
+        "host_ms_p50": milliseconds(median(measured.host_s)) if measured.host_s else None,
+        "first_token_ms_p50": milliseconds(median(first_s)),
+        "first_token_ms_max": milliseconds(max(first_s)),
         "token_gap_ms_p50": milliseconds(quantile(measured.gaps, 0.5)),
         "token_gap_ms_p99": milliseconds(quantile(measured.gaps, 0.99)),
         "wall_s": round(measured.wall_s, 3),
@@ -78,7 +82,7 @@ def table(cells: Sequence[dict[str, Any]]) -> str:
         lines.append(
             f"{each['concurrency']:>9} {each['mix']:>9} {each['output_tokens_per_s']:>9.0f} "
             f"{each['vllm_0_25_tokens_per_s'] or '-':>7} {each['ratio'] or '-':>6} "
-            f"{each['step_ms_p50'] or '-':>8} {each['host_ms_p50']:>8} "
+            f"{each['step_ms_p50'] or '-':>8} {each['host_ms_p50'] or '-':>8} "
             f"{each['first_token_ms_p50']:>8}"
         )
     return "\n".join(lines)
@@ -111,6 +115,7 @@ def main(
     step_tokens: Annotated[int, typer.Option(help="Tokens of one step at most.")] = 8192,
     layers: Annotated[int, typer.Option(help="Of the base; 32 is Llama-3.1-8B.")] = 32,
     device: Annotated[str, typer.Option(help="cuda, or cpu for a trial of the program.")] = "cuda",
+    http: Annotated[bool, typer.Option("--http", help="Through a replica's own HTTP.")] = False,
 ) -> None:
     """Measure the engine, beside vLLM's figures for the same work."""
     trial = device == "cpu"
@@ -121,27 +126,34 @@ def main(
     ]
     most = max(each.concurrency for each in cells)
     there_are = adapters if any(each.mix != "none" for each in cells) else 0
-    rig = Rig(
-        small() if trial else llama(layers),
-        device=device,
-        quantization=quantization,
-        ranks=(rank,) * there_are,
-        slots=there_are,
-        cache_tokens=cache_tokens,
-        max_running=most,
-        max_step_tokens=max(step_tokens, most),
-    )
-    results = measure(rig, cells, print)
+    config = small() if trial else llama(layers)
+    facts: dict[str, Any] = {
+        "command": " ".join(["python -m replica.bench.engine", *sys.argv[1:]]),
+        "quantization": quantization.value,
+        "rank": rank,
+        "layers": layers,
+    }
+    if http:
+        limits = {"max_running": most, "max_step_tokens": max(step_tokens, most)}
+        settings = limits | {"device": device, "quantization": quantization.value}
+        pages = -(-cache_tokens // 16)
+        results = served(cells, config, settings | {"pages": pages}, rank, there_are, print)
+    else:
+        rig = Rig(
+            config,
+            device=device,
+            quantization=quantization,
+            ranks=(rank,) * there_are,
+            slots=there_are,
+            cache_tokens=cache_tokens,
+            max_running=most,
+            max_step_tokens=max(step_tokens, most),
+        )
+        facts["start_s"] = {"weights": rig.weights_s, "runner": rig.runner_s}
+        results = measure(rig, cells, print)
     print(table(results))
     if out is not None:
-        facts = {
-            "command": " ".join(["python -m replica.bench.engine", *sys.argv[1:]]),
-            "machine": machine(device),
-            "quantization": quantization.value,
-            "rank": rank,
-            "layers": layers,
-            "start_s": {"weights": rig.weights_s, "runner": rig.runner_s},
-        }
+        facts["machine"] = machine(device)
         out.write_text(json.dumps({**facts, "cells": results}, indent=1))
 
 
@@ -150,9 +162,58 @@ def measure(rig: Rig, cells: Sequence[Work], tell: Callable[[str], None]) -> lis
     most = max(each.concurrency for each in cells)
     for mix in dict.fromkeys(each.mix for each in cells):
         rig.run(Work(most, mix, cells[0].prompt, 4, requests=most), seed=900)
+    return _each(cells, rig.run, tell)
+
+
+def served(
+    cells: Sequence[Work],
+    config: ModelConfig,
+    settings: dict[str, Any],
+    rank: int,
+    adapters: int,
+    tell: Callable[[str], None],
+) -> list[dict[str, Any]]:
+    """The same by a replica that is a process of its own, with a base and adapters on a disk."""
+    device = settings["device"]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for each in ("base", "adapters"):
+            (folder / each).mkdir()
+        weights = random_base(config, device=torch.device(device), dtype=torch.bfloat16)
+        write_base(folder / "base", weights)
+        del weights
+        write_tokenizer(folder / "base", config.vocab_size)
+        write_adapters(folder / "adapters", config, rank=rank, count=adapters, files=8)
+        settings = settings | {
+            "base": str(folder / "base"),
+            "adapters": str(folder / "adapters"),
+            "served_name": "base",
+            "dtype": "float32" if device == "cpu" else "bfloat16",
+            "max_loras": max(1, adapters),
+            "max_lora_rank": rank,
+            "max_waiting": 4096,
+            "max_model_len": min(MODEL_LEN, config.max_position_embeddings),
+            "host_bytes": 16 << 30,
+        }
+        with serving(folder, settings) as url:
+
+            def run(work: Work, seed: int) -> Measured:
+                requests = work.requests_for(config, adapters, seed)
+                return through_http(url, "base", requests, work.concurrency)
+
+            every = Work(adapters, "distinct", cells[0].prompt, 4, requests=adapters)
+            for seed in (900, 901):  # adapters come into slots, then prompts are computed beside
+                if adapters:
+                    run(every, seed)
+            return _each(cells, run, tell)
+
+
+def _each(
+    cells: Sequence[Work], run: Callable[[Work, int], Measured], tell: Callable[[str], None]
+) -> list[dict[str, Any]]:
     results = []
     for seed, work in enumerate(cells, start=1):
-        results.append(cell(work, rig.run(work, seed)))
+        results.append(cell(work, run(work, seed)))
         tell(json.dumps(results[-1]))
     return results
 

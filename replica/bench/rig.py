@@ -8,12 +8,14 @@ from typing import Final
 
 import torch
 
-from replica.bench.closed_loop import Measured, closed_loop
+from replica.bench.loops import Loop, Measured
 from replica.bench.random_base import random_adapter, random_base
 from replica.bench.workload import Work
 from replica.core.adapter_cache import AdapterCache, Evict, Load
 from replica.core.pages import PagePool
 from replica.core.scheduler import Scheduler
+from replica.core.sequence import Sequence as Request
+from replica.engine.cuda.mixed import SIZES
 from replica.engine.cuda.runner import GRAPH_SIZES, CudaRunner
 from replica.engine.flight import Arrival
 from replica.engine.host_adapter import HostAdapter
@@ -64,6 +66,7 @@ class Rig:
             max_step_tokens=max_step_tokens,
             max_model_len=MODEL_LEN,
             graph_sizes=[size for size in GRAPH_SIZES if size < max_running + 8],
+            mixed_sizes=SIZES if on.type == "cuda" else (),
         )
         self.runner_s = time.perf_counter() - began
         self.start()
@@ -95,24 +98,21 @@ class Rig:
         self.loads_s: list[float] = []
         """From the wish to the arrival, of each load since `start`."""
 
-    def run(self, work: Work, seed: int) -> Measured:
-        return closed_loop(
-            self.scheduler,
-            self.runner,
-            work.requests_for(self.config, len(self._ranks), seed),
-            work.concurrency,
-            between=self.move_adapters,
-        )
+    def run(self, work: Work, seed: int, *, arrivals_s: Sequence[float] | None = None) -> Measured:
+        """A closed loop, or an open one where it is said when requests come."""
+        return Loop(
+            scheduler=self.scheduler,
+            runner=self.runner,
+            mover=self,
+            is_resident=self._is_resident,
+            requests=work.requests_for(self.config, len(self._ranks), seed),
+            concurrency=work.concurrency,
+            arrivals_s=arrivals_s,
+        ).run()
 
-    def move_adapters(self) -> None:
+    def begin(self) -> None:
         """What the cache wants, as `replica.tiers` does it."""
         now = time.perf_counter()
-        for loading in list(self._loading):
-            arrival, load, begun = loading
-            if arrival is None or arrival.query():
-                self._loading.remove(loading)
-                self.loads_s.append(now - begun)
-                self.cache.loaded(load.adapter, load.digest, load.slot)
         for command in self.cache.poll(now):
             match command:
                 case Load(adapter, digest, slot, tier):
@@ -123,6 +123,20 @@ class Rig:
                     self._loading.append((arrival, command, now))
                 case Evict(_, slot):
                     self.runner.clear(slot)
+
+    def arriving(self) -> bool:
+        now = time.perf_counter()
+        for loading in list(self._loading):
+            arrival, load, begun = loading
+            if arrival is None or arrival.query():
+                self._loading.remove(loading)
+                self.loads_s.append(now - begun)
+                self.cache.loaded(load.adapter, load.digest, load.slot)
+        self.begin()
+        return bool(self._loading)
+
+    def _is_resident(self, request: Request) -> bool:
+        return request.adapter is None or self.cache.slot_of(request.adapter) is not None
 
     def _make_adapters(
         self, dtype: torch.dtype, files: int, *, pinned: bool

@@ -253,7 +253,7 @@ class AdapterCache(AdapterView):
             return None
         for idle in leaving:
             self._vacate(idle)
-        slot, own = self._slots.empty(), self._pool.allocate(pages)
+        slot, own = self._slots.empty(), self._pool.allocate(pages, cold=True)
         assert slot is not None, "a load was promised a slot"
         assert own is not None, "a load was promised its pages"
         tier = Tier.HOST if version in self._host else Tier.DISK

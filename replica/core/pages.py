@@ -12,7 +12,8 @@ of keys that may be wanted again (`prefix.py` says how they are named), or it is
 - Allocation is all or nothing, so a caller that is told no holds nothing it must give back.
 
 Freed pages are handed out again last in, first out: the ones that were touched last are the ones
-most likely still in a processor's cache.
+most likely still in a processor's cache. Who asks for cold ones gets those that were freed first:
+a step under way names none of them, most likely, so a copy into them need not wait for it.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class PagePool:
     def pages_for(self, tokens: int) -> int:
         return -(-tokens // self.page_tokens)
 
-    def allocate(self, n: int) -> list[int] | None:
+    def allocate(self, n: int, *, cold: bool = False) -> list[int] | None:
         """n pages that nobody else holds, or None and nothing taken."""
         if n < 0:
             raise ValueError(f"cannot allocate {n} pages")
@@ -68,9 +69,9 @@ class PagePool:
             del self._cached[page]
             self._forget(page)
             self._free.append(page)
-        cut = len(self._free) - n
-        taken = self._free[cut:][::-1]
-        del self._free[cut:]
+        last = slice(0, n) if cold else slice(len(self._free) - n, None)
+        taken = self._free[last] if cold else self._free[last][::-1]
+        del self._free[last]
         for page in taken:
             self._holders[page] = 1
         return taken

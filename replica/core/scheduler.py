@@ -5,6 +5,7 @@ chunks of prompts, oldest first, then admits from the waiting, oldest first. Law
 
 - A step has at most `max_step_tokens` tokens and `max_running` rows, and only slots that are
   resident and held by the row's sequence. Rows of one slot are adjacent.
+- While somebody decodes, prompts lengthen a step to about `mixed_step_ratio` times its time.
 - Every sequence ends. Order is by arrival and never changes: when pages run out and idle adapters
   have left (`room.py`) the newest gives way, back to the front of the waiting, its output and its
   slot kept, its pages freed (preemption by recompute). So the oldest always moves on.
@@ -16,9 +17,9 @@ chunks of prompts, oldest first, then admits from the waiting, oldest first. Law
 
 Protocol, all on one thread: `plan`, run the step, `commit` it; `add` and `abort` may fall anywhere
 between, and `collect` follows each `plan`. A plan that is not committed only moves pages: after a
-crash abort the culprits and plan again. A driver whose device works on its own commits in two
-halves: `advance` as a step gets under way, `settle` as its tokens are known, and plans the next
-between them. What that one computes for a sequence that ends in the first is void.
+crash abort the culprits and plan again. A driver whose device works on its own plans the next step
+between `advance`, as one gets under way, and `settle`, as its tokens are known: the halves of
+`commit`. What that one computes for a sequence that ends in the first is void.
 
 Costs: plan and commit are O(running + adapters that wait). The shell bounds how many may wait.
 """
@@ -37,6 +38,7 @@ from replica.core.pages import PagePool
 from replica.core.sequence import Finish, Sequence
 from replica.core.sharing import Sharing
 from replica.core.step import Progress, Row, Step
+from replica.core.step_times import StepTimes
 from replica.core.turns import Turns
 from replica.core.waiting_line import WaitingLine
 from shared.ids import AdapterId
@@ -57,11 +59,11 @@ class Scheduler:
         eos_ids: frozenset[int],
         max_model_len: int,
         adapter_wait_s: float = 0.5,
+        mixed_step_ratio: float = 3.0,
     ) -> None:
         if max_running < 1 or max_step_tokens < max_running:
             raise ValueError(
-                "every running sequence needs a token a step: raise max_step_tokens "
-                f"({max_step_tokens}) to max_running ({max_running}), which is at least 1"
+                f"raise max_step_tokens ({max_step_tokens}) to max_running ({max_running}), >= 1"
             )
         self.max_model_len = min(max_model_len, pool.capacity_tokens)
         self._pool = pool
@@ -69,6 +71,7 @@ class Scheduler:
         self._max_running = max_running
         self._max_step_tokens = max_step_tokens
         self._eos_ids = eos_ids
+        self.times = StepTimes(ratio=mixed_step_ratio)
         self._turns = Turns(wait_s=adapter_wait_s)
         self._sharing = Sharing(pool=pool)
         self._live: dict[str, Live] = {}
@@ -120,10 +123,8 @@ class Scheduler:
         entry = self._live.get(seq_id)
         if entry is None:
             return False
-        if entry.table.pages:
-            self._running.remove(entry)
-        else:
-            self._line.remove(entry)
+        leave = self._running.remove if entry.table.pages else self._line.remove
+        leave(entry)
         self._end(entry, finish, now)
         return True
 
@@ -137,7 +138,8 @@ class Scheduler:
         self._end_refused(now)
         rows: list[Row] = []
         preempted = self._decode(rows)
-        budget = self._max_step_tokens - len(rows)
+        decode = bool(rows) or any(e.waits and e.length < e.length_max for e in self._running)
+        budget = self.times.limit(self._max_step_tokens - len(rows), decode=decode, now=now)
         if len(rows) < len(self._running):
             budget = self._prefill(rows, budget)
         if not preempted and self.waiting:
@@ -148,8 +150,7 @@ class Scheduler:
 
     def _end_refused(self, now: float) -> None:
         for adapter in self._line.adapters():
-            reason = None if adapter is None else self._cache.refusal(adapter)
-            if adapter is not None and reason is not None:
+            if adapter is not None and (reason := self._cache.refusal(adapter)) is not None:
                 for entry in self._line.clear(adapter):
                     self._end(entry, Finish.ERROR, now)
                     self._ended.append(Progress(entry.seq.id, None, Finish.ERROR, reason))
@@ -257,11 +258,13 @@ class Scheduler:
                 entry.advance(row)
                 entries.append((entry, row))
         self._under_way.append((step, entries))
+        self.times.begin()
 
     def settle(self, step: Step, tokens: Mapping[str, int], now: float) -> list[Progress]:
         """Take in what the oldest step under way drew, as `commit` does."""
         if not self._under_way or step is not self._under_way[0][0]:
             raise ValueError("settle the steps under way in the order they were planned, once")
+        self.times.end(step, now)
         progress = []
         for entry, row in self._under_way.popleft()[1]:
             if entry.seq.finish is None:

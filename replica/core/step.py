@@ -6,7 +6,9 @@ equal slots are adjacent (`segments.py` reads that); a row's pages cover every t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 from replica.core.sequence import Finish, Grammar, Sampling
@@ -50,6 +52,16 @@ class Step:
     @property
     def total_tokens(self) -> int:
         return sum(len(row.tokens) for row in self.rows)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of rows with more than one, which only prompts have."""
+        return sum(len(row.tokens) for row in self.rows if len(row.tokens) > 1)
+
+    def scoring(self) -> Iterator[tuple[int, Row]]:
+        """Rows with targets, and where their tokens begin in the step."""
+        starts = accumulate((len(row.tokens) for row in self.rows), initial=0)
+        return ((at, row) for at, row in zip(starts, self.rows, strict=False) if row.targets)
 
 
 class Progress(NamedTuple):

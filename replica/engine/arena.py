@@ -20,7 +20,7 @@ does not stop) reaches another sequence.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -92,7 +92,14 @@ class Arena:
 
     def place(self, slot: int, host: HostAdapter, pages: Sequence[int]) -> None:
         """Copy an adapter into pages it owns from now on, and name them in the slot's tables."""
-        index = self._index(slot)
+        self._index(slot)
+        self.fill(host, pages)
+        self.name(slot, host, pages)
+
+    def fill(
+        self, host: HostAdapter, pages: Sequence[int], among: Collection[int] | None = None
+    ) -> None:
+        """The first half: copy it into its pages, or into those of them that are `among`."""
         if host.rank > self.max_rank or len(host.ranks) != self.config.num_layers:
             raise ValueError(
                 f"{host.adapter}: rank {host.rank} over {len(host.ranks)} layers does not fit a "
@@ -103,9 +110,16 @@ class Arena:
             raise ValueError(f"{host.adapter} takes {layout.pages} pages, not {len(pages)}")
         memory = self.pool.view(-1)
         for run in layout.runs:
+            if among is not None and pages[run.page] not in among:
+                continue
             start = pages[run.page] * self.page_elements + run.at
             source = host.flat[run.host : run.host + run.elements]
             memory[start : start + run.elements].copy_(source, non_blocking=True)
+
+    def name(self, slot: int, host: HostAdapter, pages: Sequence[int]) -> None:
+        """The second: from now on the slot's tables say that it lies there."""
+        index = self._index(slot)
+        layout = sections.lay_out(host.ranks, self.config, self.page_elements)
         self._placed[index] = _Placed(host.ranks, layout, tuple(pages))
         ranks = torch.tensor(host.ranks, dtype=torch.int32)
         self.sections[index].copy_(self._sent(self._table(host.ranks, pages)), non_blocking=True)
@@ -124,6 +138,11 @@ class Arena:
         if placed.parts is None:
             placed.parts = self._views(placed)
         return placed.parts
+
+    def require(self, slots: Iterable[int]) -> None:
+        """Raises ValueError unless there is an adapter in each of them."""
+        for slot in slots:
+            self._resident(slot)
 
     def rank(self, slot: int) -> int:
         """The largest rank of the adapter in a slot."""

@@ -17,6 +17,9 @@ from replica.engine.sampler import Drawn
 class Flight(Protocol):
     """A step under way."""
 
+    def landed(self) -> bool:
+        """Whether it is over: `collect` will not wait."""
+
     def collect(self) -> Mapping[str, Drawn]:
         """Wait for it: sequence id to what it drew or scored."""
 
@@ -27,6 +30,9 @@ class Landed:
 
     drawn: Mapping[str, Drawn]
 
+    def landed(self) -> bool:
+        return True
+
     def collect(self) -> Mapping[str, Drawn]:
         return self.drawn
 
@@ -35,7 +41,7 @@ class Arrival(Protocol):
     """An adapter on its way into its pages."""
 
     def query(self) -> bool:
-        """Whether it is there. Rows may name its slot only then."""
+        """Whether it is there. Rows may name its slot only once this has said so."""
 
 
 class StepRunner(Protocol):

@@ -7,7 +7,7 @@ Belongs to one thread, as do `load` and `clear`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -109,7 +109,7 @@ class Runner:
         sampling = [row for row in step.rows if row.samples]
         with torch.inference_mode():
             h, last = self._forward(step)
-            scored = {row.seq: self._score(row, h[at:]) for at, row in _scoring(step.rows)}
+            scored = {row.seq: self._score(row, h[at:]) for at, row in step.scoring()}
             tokens = draw(self._model.logits(h[last]), sampling, self.config.eos_token_ids)
         drawn = dict(zip((row.seq for row in sampling), tokens, strict=True))
         for seq, prompt in scored.items():
@@ -164,12 +164,3 @@ class Runner:
             adapters=adapters,
             last=torch.tensor(last, dtype=torch.long, device=device),
         )
-
-
-def _scoring(rows: Sequence[Row]) -> Iterator[tuple[int, Row]]:
-    """Rows with targets, and where their tokens begin in the step."""
-    at = 0
-    for row in rows:
-        if row.targets:
-            yield at, row
-        at += len(row.tokens)

@@ -9,17 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
 
 from torch import Tensor
 
 from replica.core.step import BASE_SLOT, Row
 from replica.engine.arena import Arena
-from replica.engine.kernels.gathered import GatheredLora
+from replica.engine.kernels.gathered import SHARED, GatheredLora
 from replica.engine.kernels.metadata import GatheredMeta
 from replica.engine.model_config import Group
-
-_SHARED: Final = 4
 
 
 class Mix(Enum):
@@ -27,7 +24,7 @@ class Mix(Enum):
 
     NONE = "no row has one"
     DISTINCT = "most rows have one of their own"
-    SHARED = "four rows or more to an adapter"
+    SHARED = "several rows to an adapter"
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> Mix:
@@ -35,7 +32,7 @@ class Mix(Enum):
         if not slots:
             return cls.NONE
         tokens = sum(len(row.tokens) for row in rows if row.slot != BASE_SLOT)
-        return cls.SHARED if tokens >= _SHARED * len(set(slots)) else cls.DISTINCT
+        return cls.SHARED if tokens >= SHARED * len(set(slots)) else cls.DISTINCT
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@
     seat      its sequence's block table
     slot      its adapter; BASE_SLOT without
 
-Tokens are padded to a whole number of rows, so that few shapes occur.
+Tokens are padded, so that few shapes occur.
 """
 
 from __future__ import annotations
@@ -38,12 +38,11 @@ def decoding(
 
 
 def mixed(
-    rows: Sequence[Row], seats: Sequence[int], drawn: Mapping[str, int], multiple: int
+    rows: Sequence[Row], seats: Sequence[int], drawn: Mapping[str, int], width: int
 ) -> np.ndarray:
-    """Any tokens a row, padded to a multiple."""
+    """Any tokens a row, padded to `width`."""
     lengths = np.fromiter((len(row.tokens) for row in rows), dtype=np.int64, count=len(rows))
     total = int(lengths.sum())
-    width = -(-total // multiple) * multiple
     out = np.empty((COLUMNS, width), dtype=np.int32)
     out[:, total:] = np.array(_PADDING, dtype=np.int32)[:, None]
     at = 0

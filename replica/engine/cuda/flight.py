@@ -23,6 +23,10 @@ class Flight:
         that the launch had to wait for."""
         self._seqs, self._tokens, self._arrived, self._known = seqs, tokens, arrived, known
 
+    def landed(self) -> bool:
+        """Whether it is over: `collect` will not wait."""
+        return self._arrived is None or self._arrived.query()
+
     def collect(self) -> dict[str, Drawn]:
         """Wait for it: what each sampling row drew, and what each scored."""
         if self._arrived is not None:

@@ -5,23 +5,24 @@
 
 Law: as `engine.runner`'s, within the rounding of the engine's dtype. A token that a step draws is
 fed to the next on the device, so rows may carry PENDING for what the last launched step draws. A
-step of single tokens is one graph; any other is launched kernel by kernel, which takes the host
-less time than prompts take the device. All is on one stream: pages and slots that the scheduler
-gives away while a step is under way are written after it.
+step of single tokens is one graph, and so is one with prompts unless it has more tokens than the
+largest of these: that is launched kernel by kernel, which takes the host less time than so many
+tokens take the device. All is on one stream but loads (`loader.py`): pages and slots that the
+scheduler gives to others while a step is under way are written after it.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from itertools import accumulate
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from replica.core.step import PENDING, Row, Step
+from replica.core.step import BASE_SLOT, PENDING, Row, Step
 from replica.engine.arena import Arena
 from replica.engine.cuda import feed
 from replica.engine.cuda.adapters import Adapters, Mix
@@ -30,6 +31,7 @@ from replica.engine.cuda.flight import Flight
 from replica.engine.cuda.graphs import Graphs
 from replica.engine.cuda.greedy import greedy
 from replica.engine.cuda.loader import Loader
+from replica.engine.cuda.mixed import SIZES, Mixed
 from replica.engine.cuda.model import Batch, CudaModel
 from replica.engine.cuda.places import Places
 from replica.engine.cuda.prefill import tokens_a_block
@@ -60,9 +62,11 @@ class CudaRunner:
         max_step_tokens: int,
         max_model_len: int,
         graph_sizes: Sequence[int] = GRAPH_SIZES,
+        mixed_sizes: Sequence[int] = SIZES,
     ) -> None:
         """`max_running` rows and `max_step_tokens` tokens a step, `max_model_len` tokens a
-        sequence. On a CPU (Triton's interpreter) nothing is captured."""
+        sequence; graphs are of so many rows, or tokens where prompts are among them. On a CPU
+        (Triton's interpreter) nothing is captured."""
         self.config = config = weights.config
         device, dtype = weights.embed.device, weights.embed.dtype
         self._on_gpu = device.type == "cuda"
@@ -77,8 +81,8 @@ class CudaRunner:
         self._staging = Staging(capacity=6 * (max_step_tokens + _MULTIPLE), device=device)
         shape = (self._seats.seats, self._seats.pages)
         self._tables = torch.full(shape, pages, dtype=torch.int32, device=device)
-        self._drawn = torch.zeros(max_running, dtype=torch.int32, device=device)
-        self._logits = torch.empty(max_running, config.vocab_size, device=device)
+        self._drawn = torch.zeros(_wide(max_running), dtype=torch.int32, device=device)
+        self._logits = torch.empty(_wide(max_running), config.vocab_size, device=device)
         self._order = torch.arange(max_running, dtype=torch.int32, device=device)
         self._drawn_at: dict[str, int] = {}
         self._inputs = torch.zeros(
@@ -89,11 +93,15 @@ class CudaRunner:
         ]
         self._landings = 0
         self._block = tokens_a_block(config.num_heads, config.num_kv_heads)
-        sizes = sorted({min(size, max_running) for size in graph_sizes})
-        self._graphs = Graphs(sizes, self._decode) if self._on_gpu and sizes else None
-        if self._graphs is not None:
-            with torch.inference_mode(), self._here():
-                self._graphs.capture(tuple(Mix) if slots else (Mix.NONE,))
+        self._mixed = Mixed(
+            sizes=mixed_sizes, max_running=max_running, max_step_tokens=max_step_tokens,
+            block=self._block, device=device,
+        )  # fmt: skip
+        self._under_way: deque[tuple[torch.cuda.Event, Step]] = deque()
+        self._graphs = Graphs({min(size, max_running) for size in graph_sizes}, self._decode)
+        self._mixed_graphs = Graphs(self._mixed.sizes, self._prefill)
+        if self._on_gpu:
+            self._capture(bool(slots))
 
     def pages_of(self, adapter: HostAdapter) -> int:
         """How many pages `load` wants for it."""
@@ -101,8 +109,10 @@ class CudaRunner:
 
     def load(self, slot: int, adapter: HostAdapter, pages: Sequence[int]) -> Arrival | None:
         """Begin to put an adapter into pages it owns and name them in a slot."""
+        self._forget()
+        named = {page for _, step in self._under_way for row in step.rows for page in row.pages}
         with torch.inference_mode(), self._here():
-            return self._loader.load(slot, adapter, pages)
+            return self._loader.load(slot, adapter, pages, named)
 
     def clear(self, slot: int) -> None:
         """Empty a slot. A row that names it afterwards is the scheduler's error."""
@@ -116,9 +126,12 @@ class CudaRunner:
             h = self._start(step.rows, sampling)
             known = {}
             if h is not None:
-                known = {row.seq: self._score(row, h[at:]) for at, row in _scoring(step.rows)}
+                known = {row.seq: self._score(row, h[at:]) for at, row in step.scoring()}
             self._draw(sampling, known)
             tokens, arrived = self._land(len(sampling))
+        self._forget()
+        if arrived is not None:
+            self._under_way.append((arrived, step))
         self._drawn_at = {row.seq: at for at, row in enumerate(sampling)}
         return Flight([row.seq for row in sampling], tokens, arrived, known)
 
@@ -141,6 +154,19 @@ class CudaRunner:
             rows = self._logits[: len(sampling)].clone()
         return dict(zip((row.seq for row in sampling), rows, strict=True))
 
+    def _capture(self, adapters: bool) -> None:
+        """The largest first, which are those with prompts; all share scratch memory, for one runs
+        at a time."""
+        pool = torch.cuda.graph_pool_handle()
+        with torch.inference_mode(), self._here():
+            self._mixed_graphs.capture((Mix.NONE, Mix.SHARED)[: 1 + adapters], pool)
+            self._graphs.capture(tuple(Mix) if adapters else (Mix.NONE,), pool)
+
+    def _forget(self) -> None:
+        """Steps that are over."""
+        while self._under_way and self._under_way[0][0].query():
+            self._under_way.popleft()
+
     def _here(self) -> AbstractContextManager[Any]:
         """Kernels and events go to the current device, which each thread has its own of."""
         return torch.cuda.device(self.arena.device) if self._on_gpu else nullcontext()
@@ -148,25 +174,27 @@ class CudaRunner:
     def _start(self, rows: Sequence[Row], sampling: Sequence[Row]) -> Tensor | None:
         """Everything up to the likeliest tokens, in `_logits` and `_drawn`. Hidden states of all
         tokens, where there are more than the sampling rows'."""
+        self.arena.require({row.slot for row in rows} - {BASE_SLOT})
         seats, places, pages = self._seats.take(rows)
         if places:
             at, page = self._staging.lists(places, pages)
             self._tables.view(-1).index_copy_(0, at.long(), page)
         mix = Mix.of(rows)
         decodes = len(sampling) == len(rows) and all(len(row.tokens) == 1 for row in rows)
-        size = self._size_for(len(rows)) if decodes else None
-        if size is None:
-            return self._mixed(rows, seats, mix)
-        columns = feed.decoding(rows, seats, self._drawn_at, _wide(size))
-        self._staging.send(columns, self._columns(size))
-        if self._graphs is None:
-            self._decode(size, mix)
-        else:
+        size = self._graphs.size_for(len(rows)) if decodes else None
+        if size is not None:
+            columns = feed.decoding(rows, seats, self._drawn_at, _wide(size))
+            self._staging.send(columns, self._columns(size))
             self._graphs.replay(size, mix)
+            return None
+        tokens = sum(len(row.tokens) for row in rows)
+        size = self._mixed_graphs.size_for(tokens + 1)
+        packed = None if size is None else self._mixed.pack(size, rows, seats, self._drawn_at)
+        if size is None or packed is None:
+            return self._launched(rows, seats, mix, -(-tokens // _MULTIPLE) * _MULTIPLE)
+        self._staging.send(packed, self._mixed.buffer(size))
+        self._mixed_graphs.replay(size, Mix.NONE if mix is Mix.NONE else Mix.SHARED)
         return None
-
-    def _size_for(self, rows: int) -> int | None:
-        return rows if self._graphs is None else self._graphs.size_for(rows)
 
     def _columns(self, rows: int) -> Tensor:
         """Where the inputs of a graph of so many rows lie: [columns, rows, made wide]."""
@@ -178,9 +206,17 @@ class CudaRunner:
         h = self._forward(columns, mix, self._order[:rows], None, kept=True)
         greedy(self._model.logits(h, self._logits[:rows]), self._drawn[:rows])
 
-    def _mixed(self, rows: Sequence[Row], seats: Sequence[int], mix: Mix) -> Tensor:
-        columns = self._staging.send(feed.mixed(rows, seats, self._drawn_at, _MULTIPLE))
-        work = feed.work(rows, self._block, columns.shape[1])
+    def _prefill(self, tokens: int, mix: Mix) -> None:
+        """Prompts too: what is captured of steps that have any."""
+        columns, singles, *blocks, last = self._mixed.inputs(tokens)
+        h = self._forward(columns, mix, singles, (blocks[0], blocks[1]), kept=True)
+        n = len(last)
+        greedy(self._model.logits(h[last], self._logits[:n]), self._drawn[:n])
+
+    def _launched(self, rows: Sequence[Row], seats: Sequence[int], mix: Mix, width: int) -> Tensor:
+        """The same kernel by kernel, for so many tokens and padding."""
+        columns = self._staging.send(feed.mixed(rows, seats, self._drawn_at, width))
+        work = feed.work(rows, self._block, width)
         single, firsts, counts, last = self._staging.lists(*work)
         h = self._forward(
             columns,
@@ -256,12 +292,6 @@ class CudaRunner:
         arrived = torch.cuda.Event()
         arrived.record()
         return landing, arrived
-
-
-def _scoring(rows: Sequence[Row]) -> list[tuple[int, Row]]:
-    """Rows with targets, and where their tokens begin in the step."""
-    starts = accumulate((len(row.tokens) for row in rows), initial=0)
-    return [(at, row) for at, row in zip(starts, rows, strict=False) if row.targets]
 
 
 def _wide(rows: int) -> int:

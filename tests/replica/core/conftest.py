@@ -8,6 +8,7 @@ token fed out of place shows as another text.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from collections.abc import Sequence as Series
 from itertools import pairwise
 from typing import Any
@@ -171,8 +172,9 @@ class EngineThread:
             ]
         return step
 
-    def turn_ahead(self) -> Step | None:
-        """Once around the loop of a driver whose device runs one step while the next is planned."""
+    def turn_ahead(self, meanwhile: Callable[[], None] = lambda: None) -> Step | None:
+        """Once around the loop of a driver whose device runs one step while the next is planned,
+        and whose thread is lent out while it waits for the first."""
         self.now += 1.0
         self.carry_out()
         step = self.scheduler.plan(self.now)
@@ -180,6 +182,8 @@ class EngineThread:
         flight = None if step is None else (step, self.run(step))
         if step is not None:
             self.scheduler.advance(step)
+        meanwhile()
+        self.carry_out()
         self.land()
         self.flight = flight
         return step

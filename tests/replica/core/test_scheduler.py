@@ -119,6 +119,12 @@ def make_machine(engine_thread: Any) -> type[RuleBasedStateMachine]:
                 self.thread.scheduler.check()
 
         @rule(data=st.data())
+        def abort_while_two_steps_run(self, data: st.DataObject) -> None:
+            self.thread.turn_ahead()
+            self.thread.turn_ahead(lambda: self.abort(data, 1))
+            self.thread.scheduler.check()
+
+        @rule(data=st.data())
         def abort_while_a_step_runs(self, data: st.DataObject) -> None:
             self.thread.land()
             self.thread.carry_out()

@@ -13,6 +13,7 @@ from replica.engine.sampler import draw
 
 pytest.importorskip("triton")  # the package of kernels, though there is none in this
 VOCAB = 3000
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 SAMPLINGS = st.builds(
     Sampling,
@@ -39,14 +40,14 @@ def test_every_row_draws_what_the_sampler_draws(
     dice = torch.Generator().manual_seed(seed)
     logits = torch.randn(len(rows), VOCAB, generator=dice) * spread
     expected = [drawn.token for drawn in draw(logits.clone(), rows)]
-    assert throw(logits, rows).tolist() == expected
+    assert throw(logits.to(DEVICE), rows).tolist() == expected
 
 
 def test_a_row_that_is_not_finite_does_no_harm_to_others() -> None:
     from replica.engine.cuda.dice import throw
 
     rows = [_row(i, Sampling(max_tokens=9, top_p=0.9, seed=i)) for i in range(3)]
-    logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(0))
+    logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     expected = throw(logits, rows).tolist()
     logits[1, 7], logits[1, 9] = float("nan"), float("inf")
     ours = throw(logits, rows).tolist()

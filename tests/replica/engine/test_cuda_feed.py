@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -68,9 +69,9 @@ def test_only_new_pages_are_told() -> None:
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=5)
 
 
-@given(LENGTHS, st.integers(1, 20))
+@given(LENGTHS, st.integers(0, 20))
 def test_every_token_is_fed_once_at_its_position_and_padding_is_none(
-    lengths: list[int], multiple: int
+    lengths: list[int], padding: int
 ) -> None:
     from replica.engine.cuda import feed
 
@@ -78,8 +79,9 @@ def test_every_token_is_fed_once_at_its_position_and_padding_is_none(
         _row(f"s{i}", start=3 * i, tokens=range(100, 100 + n), slot=i - 1)
         for i, n in enumerate(lengths)
     ]
-    columns = feed.mixed(rows, range(len(rows)), {}, multiple)
-    assert columns.shape[1] % multiple == 0
+    width = sum(lengths) + padding
+    columns = feed.mixed(rows, range(len(rows)), {}, width)
+    assert columns.shape == (feed.COLUMNS, width)
     expected = [
         (100 + i, 0, row.start + i, seat, row.slot)
         for seat, row in enumerate(rows)
@@ -105,6 +107,47 @@ def test_attention_sees_every_token_once_and_padding_alone(lengths: list[int], b
     assert max(counts, default=0) <= block
     ends = np.cumsum(lengths) - 1
     assert last == [int(end) for row, end in zip(rows, ends, strict=True) if row.samples]
+
+
+@given(LENGTHS, st.integers(1, 9))
+def test_a_captured_step_reads_the_same_and_what_it_lacks_is_the_last_column(
+    lengths: list[int], block: int
+) -> None:
+    from replica.engine.cuda import feed
+    from replica.engine.cuda.mixed import Mixed
+
+    rows = [_row(f"s{i}", tokens=range(n), samples=i % 2 == 0) for i, n in enumerate(lengths)]
+    total = sum(lengths)
+    mixed = Mixed(
+        sizes=(16, 256), max_running=7, max_step_tokens=250, block=block, device=torch.device("cpu")
+    )
+    size = mixed.sizes[total > 15]
+    packed = mixed.pack(size, rows, range(len(rows)), {})
+    assert packed is not None
+    mixed.buffer(size).copy_(torch.from_numpy(packed))
+    columns, single, firsts, counts, last = mixed.inputs(size)
+    assert columns.tolist() == feed.mixed(rows, range(len(rows)), {}, size).tolist()
+    assert columns[2, size - 1] == -1, "it has no position"
+    for ours, told in zip(
+        (single, firsts, counts, last), feed.work(rows, block, total), strict=True
+    ):
+        assert ours[: len(told)].tolist() == told
+        padding = 0 if ours is counts else size - 1
+        assert (ours[len(told) :] == padding).all()
+        assert len(ours) % 4 == 0, "wide loads may begin behind it"
+
+
+def test_steps_that_no_graph_holds_are_told() -> None:
+    from replica.engine.cuda.mixed import Mixed
+
+    mixed = Mixed(
+        sizes=(256,), max_running=40, max_step_tokens=512, block=8, device=torch.device("cpu")
+    )
+    many = [_row(f"s{i}", tokens=(1, 2)) for i in range(33)]
+    assert mixed.pack(256, many, range(33), {}) is None
+    scored = _row("s", tokens=(1, 2))._replace(targets=(2,))
+    assert mixed.pack(256, [scored], [0], {}) is None
+    assert mixed.pack(256, many[:32], range(32), {}) is not None
 
 
 def test_a_pending_token_names_where_it_was_drawn() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from engine_driver import Driver
 from replica.core.sequence import Sampling
 from replica.core.step import BASE_SLOT, PENDING, Row, Step
 from replica.engine.adapter_store import AdapterFolder
+from replica.engine.choice import read_for
+from replica.engine.flight import StepRunner
 from replica.engine.runner import Runner
 from replica.engine.weights import load_base, tiny_adapter, tiny_model
 from shared.ids import AdapterId
@@ -42,7 +46,8 @@ def _few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 class Pair:
     """The two engines on one base, with the same adapters in the same slots."""
 
-    def __init__(self, folder: Path, **base: Any) -> None:
+    def __init__(self, folder: Path, *, sizes: Sequence[int] = (48,), **base: Any) -> None:
+        """`sizes` of steps with prompts that are padded; the others are launched as they come."""
         from replica.engine.cuda.runner import CudaRunner
 
         config = tiny_model(folder / "base", **base)
@@ -54,16 +59,20 @@ class Pair:
             weights=load_base(folder / "base", torch.float32, DEVICE),
             slots=SLOTS, max_rank=RANK, pages=3 * PAGES, page_tokens=PAGE_TOKENS, max_running=4,
             max_step_tokens=64, max_model_len=128, graph_sizes=(1, 2, 4),
+            mixed_sizes=sizes,
         )  # fmt: skip
         (folder / "adapters").mkdir()
         store = AdapterFolder(folder / "adapters", RANK, config)
         free = list(range(PAGES, 3 * PAGES))
+        runners: tuple[StepRunner, ...] = (self.reference, self.ours)
         for slot, rank in enumerate((RANK, 3)):
             tiny_adapter(folder / "adapters" / f"a{slot}", config, seed=slot, r=rank)
             host = store.read(AdapterId(f"a{slot}"))
-            for runner in (self.reference, self.ours):
+            for runner in runners:
                 pages = [free.pop() for _ in range(runner.pages_of(host))]
-                runner.load(slot, host, pages)
+                arrival = runner.load(slot, host, pages)
+                while arrival is not None and not arrival.query():
+                    time.sleep(0.001)
 
     def check(self, chunk: int, *, adapted: bool) -> None:
         """Three sequences, two adapters and none, in chunks; then one leaves and they decode."""
@@ -92,7 +101,8 @@ class Pair:
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral"])
 def test_both_engines_give_the_same_logits(family: str, tmp_path: Path) -> None:
     window = {"sliding_window": 13} if family == "mistral" else {}
-    pair = Pair(tmp_path, family=family, extra=window, layers=1, inner=64)
+    sizes = () if family == "qwen3" else (48,)
+    pair = Pair(tmp_path, family=family, extra=window, layers=1, inner=64, sizes=sizes)
     pair.check(chunk=18, adapted=family == "llama")
 
 
@@ -156,6 +166,60 @@ def test_rows_that_want_more_than_the_likeliest_get_what_the_reference_gives(
     assert ours["hot"].logprob is None
 
 
+@needs_triton
+def test_a_row_of_an_empty_slot_is_an_error_and_never_the_bases_answer(tmp_path: Path) -> None:
+    pair = Pair(tmp_path, layers=1, inner=64)
+    pair.ours.clear(1)
+    driver = Driver(pair.ours, pages=PAGES, page_tokens=PAGE_TOKENS)  # type: ignore[arg-type]
+    driver.add("s", range(3, 9), 1)
+    with pytest.raises(ValueError, match="slot 1 is empty"):
+        driver.logits()
+
+
+on_gpu = pytest.mark.skipif(DEVICE != "cuda", reason="no stream but one")
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("apart", [True, False])
+def test_a_load_waits_for_steps_that_name_its_pages_and_for_no_other(
+    apart: bool, tmp_path: Path
+) -> None:
+    pair = Pair(tmp_path, layers=1, inner=64)
+    store = AdapterFolder(tmp_path / "adapters", RANK, pair.ours.config)
+    host = read_for("cuda", store.read)(AdapterId("a0"))
+    assert host.flat.is_pinned(), "the device copies from it while nobody waits"
+    driver = Driver(pair.ours, pages=PAGES, page_tokens=PAGE_TOKENS)  # type: ignore[arg-type]
+    driver.add("s", range(3, 40), BASE_SLOT)
+    pair.ours.run(driver.step())  # what is compiled is compiled
+    step = driver.step()
+    named = [page for row in step.rows for page in row.pages]
+    count = pair.ours.pages_of(host)
+    free = [page for page in range(PAGES) if page not in named]
+    pages = free[:count] if apart else [*named[:1], *free[: count - 1]]
+    pair.ours.clear(1)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(1_000_000_000)  # about half a second
+    flight = pair.ours.launch(step)
+    arrival = pair.ours.load(1, host, pages)
+    assert arrival is not None
+    time.sleep(0.15)
+    assert not flight.landed(), "the step is still under way"
+    assert arrival.query() == apart
+    flight.collect()
+    torch.cuda.synchronize()
+    assert arrival.query()
+    for runner, slot in ((pair.reference, 0), (pair.ours, 1)):
+        own = Driver(runner, pages=PAGES, page_tokens=PAGE_TOKENS)  # type: ignore[arg-type]
+        own._free = [page for page in own._free if page not in pages]
+        own.add("s", range(5, 25), slot)
+        if runner is pair.reference:
+            expected = own.logits()["s"]
+        else:
+            ours = own.logits()["s"].cpu()
+    torch.testing.assert_close(ours, expected, rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.skipif(INTERPRETED or DEVICE == "cuda", reason="this is the process it starts")
 def test_the_engine_equals_the_reference_in_the_interpreter() -> None:
     pytest.importorskip("triton")
@@ -167,4 +231,4 @@ def test_the_engine_equals_the_reference_in_the_interpreter() -> None:
         timeout=240,
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert "6 passed" in done.stdout, done.stdout[-300:]
+    assert "7 passed" in done.stdout, done.stdout[-300:]
