@@ -191,6 +191,11 @@ class QueueConfig(Settings):
     """Fair-queue cost of an output token."""
     warm_wait_s: float = Field(0.5, ge=0)
     """How long a request may wait for a replica that has its adapter while others pass it."""
+    reserve_share: float = Field(0.05, ge=0, le=0.5)
+    """Of each replica's places (one at least, of 8 or more), kept for tenants that hold less than
+    half of their fair share: they need not wait for the next to come free. 0: none are kept..."""
+    reserve_for_s: float = Field(60, gt=0)
+    """...and none once a single tenant alone has asked for this long."""
 
 
 class ForwardConfig(Settings):

@@ -2,8 +2,8 @@
 
 A closed loop: every tenant keeps as many requests outstanding as its depth says, so that all are
 backlogged from the first moment on, or comes now and then. Replicas are places that are held for a
-time: prefill, then a step a token. Sampled at every end of a request, between tenants that were
-backlogged all the time (Sheng et al., Fairness in Serving Large Language Models, OSDI'24):
+time (loadtests/places.py). Sampled at every end of a request, between tenants that were backlogged
+all the time (Sheng et al., Fairness in Serving Large Language Models, OSDI'24):
 
     max over tenants of served / weight - min of it <= 2 * max(w_in * L, w_out * M) / least weight
 
@@ -20,11 +20,13 @@ from random import Random
 from typing import Any, Final
 
 from gateway.core.dispatcher import Arrival, Dispatch, Dispatcher
+from loadtests.places import Engine, Places
 from shared.ids import ReplicaId, RequestId, TenantId
 from shared.messages import ReplicaReport
 
 INPUT_WEIGHT: Final = 1.0
 OUTPUT_WEIGHT: Final = 2.0
+RESERVE_SHARE: Final = 0.05
 _FOREVER_S: Final = 1e9
 
 
@@ -36,14 +38,6 @@ class Tenant:
     every_s: float = 0.0  # mean pause before the next one; 0: at once
     prompt: tuple[int, int] = (50, 500)
     output: tuple[int, int] = (16, 256)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Engine:
-    replicas: int = 4
-    capacity: int = 16
-    prefill_s: float = 0.2
-    token_s: float = 0.01
 
 
 @dataclass
@@ -63,18 +57,28 @@ class Outcome:
 
 
 class Simulation:
-    def __init__(self, tenants: Sequence[Tenant], engine: Engine, dice: Random) -> None:
+    def __init__(
+        self,
+        tenants: Sequence[Tenant],
+        engine: Engine,
+        dice: Random,
+        *,
+        reserve_share: float = RESERVE_SHARE,
+    ) -> None:
         self._tenants = {tenant.name: tenant for tenant in tenants}
         self._engine = engine
         self._dice = dice
-        self._dispatcher = _dispatcher(sum(tenant.depth for tenant in tenants))
+        self._dispatcher = _dispatcher(sum(tenant.depth for tenant in tenants), reserve_share)
         self._events: list[tuple[float, int, str, Any]] = []
         self._count = 0
         self._asked: dict[RequestId, tuple[Tenant, int, int, float]] = {}
         self._seen = {tenant.name: Seen() for tenant in tenants}
+        self._places: dict[ReplicaId, Places[RequestId]] = {}
+        self._where: dict[RequestId, Places[RequestId]] = {}
         self._steady = [tenant for tenant in tenants if tenant.every_s == 0]
         for n in range(engine.replicas):
             name = ReplicaId(f"replica-{n}")
+            self._places[name] = Places(engine)
             self._dispatcher.replica_added(name, 0.0)
             self._dispatcher.report(_report(name, engine.capacity), 0.0)
 
@@ -88,6 +92,9 @@ class Simulation:
             now, _, kind, what = heapq.heappop(self._events)
             if kind == "ask":
                 self._ask(what, now)
+            elif kind == "first":
+                self._dispatcher.answered(what, now)
+                continue
             else:
                 self._end(what, now)
                 levels = [self._seen[one.name].served / one.weight for one in self._steady]
@@ -109,23 +116,35 @@ class Simulation:
         self._asked[request] = (tenant, prompt, output, now)
         # as at the door: what the reply will really have is not known
         arrival = Arrival(
-            request, TenantId(tenant.name), tenant.weight, None, prompt, tenant.output[1]
+            request,
+            TenantId(tenant.name),
+            tenant.weight,
+            None,
+            prompt,
+            tenant.output[1],
+            streams=True,
         )
         self._dispatcher.arrive(arrival, now)
 
     def _decide(self, now: float) -> None:
         for decision in self._dispatcher.poll(now):
             assert isinstance(decision, Dispatch), decision
-            self._begin(decision, now)
+            request = decision.request
+            places = self._where[request] = self._places[decision.placement.replica]
+            places.enter(request, self._asked[request][1])
+            self._begin(places, now)
 
-    def _begin(self, dispatch: Dispatch, now: float) -> None:
-        tenant, _, output, asked_at = self._asked[dispatch.request]
-        first_s = now + self._engine.prefill_s - asked_at
-        self._seen[tenant.name].first_tokens_s.append(first_s)
-        lasts_s = self._engine.prefill_s + output * self._engine.token_s
-        self._push(now + lasts_s, "end", dispatch.request)
+    def _begin(self, places: Places[RequestId], now: float) -> None:
+        for request, first_at in places.begin(now):
+            tenant, _, output, asked_at = self._asked[request]
+            self._seen[tenant.name].first_tokens_s.append(first_at - asked_at)
+            self._push(first_at, "first", request)
+            self._push(first_at + output * self._engine.token_s, "end", request)
 
     def _end(self, request: RequestId, now: float) -> None:
+        places = self._where.pop(request)
+        places.leave(request)
+        self._begin(places, now)
         tenant, prompt, output, _ = self._asked.pop(request)
         self._dispatcher.finish(request, prompt, output, now)
         self._seen[tenant.name].served += INPUT_WEIGHT * prompt + OUTPUT_WEIGHT * output
@@ -143,7 +162,7 @@ class Simulation:
         return 2 * max(INPUT_WEIGHT * prompt, OUTPUT_WEIGHT * held) / least
 
 
-def _dispatcher(outstanding: int) -> Dispatcher:
+def _dispatcher(outstanding: int, reserve_share: float) -> Dispatcher:
     return Dispatcher(
         load_factor=1.25,
         load_floor=8,
@@ -158,6 +177,8 @@ def _dispatcher(outstanding: int) -> Dispatcher:
         output_weight=OUTPUT_WEIGHT,
         warm_wait_s=0.1,
         silence_heartbeats=3,
+        reserve_share=reserve_share,
+        reserve_for_s=60,
     )
 
 

@@ -1,21 +1,24 @@
 """Is it fair? `python -m loadtests.fairness --out FILE`: simulated at scale, then live.
 
-Live is a real gateway with its store, keys, quotas and ledger over real sockets, and an engine that
-holds a place for as long as a model would (prefill, then a step a token). Three questions, asked of
-both:
+Live is a real gateway with its store, keys, quotas and ledger over real sockets, and in a process
+of their own servers that hold a place as long as a model would (loadtests/placed_server.py). Three
+questions, asked of both:
 
 - how long a light tenant's first token takes beside a flood 64 deep in the queue, against alone;
-- how exactly weights of 3 : 1 are kept over a minute;
+- how exactly weights of 3 : 1 are kept;
 - whether the gap of served / weight ever passes the VTC bound (loadtests/fair_simulation.py).
+
+The simulator also says what it would be with no places kept for the light tenant
+(gateway/core/reserve.py), and what they cost the flood.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import sys
 import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
@@ -24,34 +27,28 @@ from typing import Annotated, Any, Final
 import orjson
 import typer
 import uvloop
-from aiohttp import web
 
 from gateway.app import Gateway
 from gateway.config import GatewayConfig
 from gateway.store.embedded import embedded
+from loadtests.fair_setting import ENGINES, LIGHT, NOBODY, SMALL, WEIGHED, flood
 from loadtests.fair_simulation import (
     INPUT_WEIGHT,
     OUTPUT_WEIGHT,
-    Engine,
+    RESERVE_SHARE,
     Seen,
     Simulation,
     Tenant,
 )
+from loadtests.placed_server import MODEL
+from loadtests.places import Engine
 from loadtests.stats import percentile
 from shared import tasks
 from shared.clock import monotonic
 
-DEEP: Final = 64  # requests of the flood that wait
-LIGHT: Final = Tenant(name="light", depth=3, every_s=0.1, output=(4, 16))
-ENGINE: Final = Engine(replicas=4, capacity=32, prefill_s=0.8, token_s=0.04)
-SMALL: Final = Engine(replicas=1, capacity=16)
-BASE: Final = "base"
-_WEIGHED: Final = (Tenant(name="three", depth=40, weight=3), Tenant(name="one", depth=40))
 _WARM_S: Final = 25.0  # replicas start slowly, and the first wave ends as one
-
-
-def flood(engine: Engine) -> Tenant:
-    return Tenant(name="flood", depth=engine.replicas * engine.capacity + DEEP)
+_WARM_ALONE_S: Final = 5.0
+_LONG_S: Final = 600.0
 
 
 def _p_ms(seen: Seen, q: float) -> float:
@@ -60,10 +57,7 @@ def _p_ms(seen: Seen, q: float) -> float:
 
 def simulated(seed: int) -> dict[str, Any]:
     """The same questions in virtual time, and the bound among 200 tenants."""
-    none = Tenant(name="none", depth=0)
-    alone = Simulation([LIGHT, none], ENGINE, Random(seed)).run(600).tenants["light"]
-    beside = Simulation([LIGHT, flood(ENGINE)], ENGINE, Random(seed)).run(600).tenants["light"]
-    weighed = Simulation(_WEIGHED, SMALL, Random(seed)).run(60)
+    weighed = Simulation(WEIGHED, SMALL, Random(seed)).run(60)
     dice = Random(seed)
     many = [
         Tenant(
@@ -78,8 +72,7 @@ def simulated(seed: int) -> dict[str, Any]:
     crowd = Simulation(many, Engine(replicas=16), dice).run(120)
     return {
         "seed": seed,
-        "engine": asdict(ENGINE),
-        "light": _ratio(alone, beside),
+        "light": {name: _lights(engine, seed) for name, engine in ENGINES.items()},
         "weights": _shares(weighed.tenants["three"], weighed.tenants["one"]),
         "vtc": {
             "tenants": len(many),
@@ -88,6 +81,26 @@ def simulated(seed: int) -> dict[str, Any]:
             "bound": round(crowd.bound),
         },
     }
+
+
+def _lights(engine: Engine, seed: int) -> dict[str, Any]:
+    def run(*tenants: Tenant, share: float) -> dict[str, Seen]:
+        simulation = Simulation(tenants, engine, Random(seed), reserve_share=share)
+        return simulation.run(_LONG_S).tenants
+
+    alone = run(LIGHT, NOBODY, share=RESERVE_SHARE)["light"]
+    kept = run(LIGHT, flood(engine), share=RESERVE_SHARE)
+    none = run(LIGHT, flood(engine), share=0.0)
+    return {
+        "engine": asdict(engine),
+        "with_reserve": _ratio(alone, kept["light"]),
+        "without": _ratio(alone, none["light"]),
+        "all_served_against_without": round(_served(kept) / _served(none), 4),
+    }
+
+
+def _served(seen: dict[str, Seen]) -> float:
+    return sum(one.served for one in seen.values())
 
 
 @dataclass
@@ -118,21 +131,25 @@ class Live:
         writer.close()
 
     def _sample(self) -> None:
-        if self.seen.keys() == {one.name for one in _WEIGHED}:
-            levels = [self.seen[one.name].served / one.weight for one in _WEIGHED]
+        if self.seen.keys() == {one.name for one in WEIGHED}:
+            levels = [self.seen[one.name].served / one.weight for one in WEIGHED]
             self.gaps.append(max(levels) - min(levels))
 
 
-async def live(seed: int, seconds: float) -> dict[str, Any]:
-    alone = (await _phase(ENGINE, [LIGHT], seed, seconds)).seen["light"]
-    beside = (await _phase(ENGINE, [LIGHT, flood(ENGINE)], seed, seconds)).seen["light"]
-    weighed = await _phase(SMALL, _WEIGHED, seed, seconds)
-    one = _WEIGHED[0]
+async def live(names: list[str], seed: int, seconds: float) -> dict[str, Any]:
+    lights = {}
+    for name in names:
+        engine = ENGINES[name]
+        alone = await _phase(engine, [LIGHT], seed, seconds, warm_s=_WARM_ALONE_S)
+        beside = await _phase(engine, [LIGHT, flood(engine)], seed, seconds)
+        ratio = _ratio(alone.seen["light"], beside.seen["light"])
+        lights[name] = {"engine": asdict(engine), "with_reserve": ratio}
+    weighed = await _phase(SMALL, WEIGHED, seed, seconds)
+    one = WEIGHED[0]
     held = SMALL.replicas * SMALL.capacity * (one.prompt[1] + one.output[1])
     return {
         "seconds": seconds,
-        "engine": asdict(ENGINE),
-        "light": _ratio(alone, beside),
+        "light": lights,
         "weights": _shares(weighed.seen["three"], weighed.seen["one"]),
         "vtc": {
             "samples": len(weighed.gaps),
@@ -143,17 +160,22 @@ async def live(seed: int, seconds: float) -> dict[str, Any]:
 
 
 async def _phase(
-    engine: Engine, tenants: list[Tenant] | tuple[Tenant, ...], seed: int, seconds: float
+    engine: Engine,
+    tenants: Sequence[Tenant],
+    seed: int,
+    seconds: float,
+    *,
+    warm_s: float = _WARM_S,
 ) -> Live:
     async with _running(engine, tenants) as it:
         it.seen = {tenant.name: Seen() for tenant in tenants}
-        until = monotonic() + _WARM_S + seconds
+        until = monotonic() + warm_s + seconds
         asking = [
             tasks.spawn(it.ask(tenant, Random(f"{seed}/{tenant.name}/{n}"), until), name="client")
             for tenant in tenants
             for n in range(tenant.depth)
         ]
-        await asyncio.sleep(_WARM_S)
+        await asyncio.sleep(warm_s)
         for seen in it.seen.values():
             seen.served = 0.0
             seen.first_tokens_s.clear()
@@ -164,86 +186,61 @@ async def _phase(
 
 
 @asynccontextmanager
-async def _running(engine: Engine, tenants: Any) -> AsyncIterator[Live]:
-    with contextlib.ExitStack() as held:
+async def _running(engine: Engine, tenants: Sequence[Tenant]) -> AsyncIterator[Live]:
+    async with AsyncExitStack() as held:
         folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="fair-")))
         store = held.enter_context(embedded(folder / "store"))
-        runners, replicas = [], []
-        for n in range(engine.replicas):
-            runner = web.AppRunner(_engine(engine), access_log=None, shutdown_timeout=0.01)
-            await runner.setup()
-            site = web.TCPSite(runner, "127.0.0.1", 0)
-            await site.start()
-            assert runner.addresses
-            address = f"http://127.0.0.1:{runner.addresses[0][1]}"
-            replicas.append(
-                {"id": f"r{n}", "url": address, "kind": "openai", "capacity": engine.capacity}
-            )
-            runners.append(runner)
+        urls = await held.enter_async_context(_servers(engine))
         config = {
             "listen": {"port": 0},
             "store": {"url": store, "spool": folder / "spool", "timeout_s": 1},
             "queue": {"per_tenant_max": 1000},
-            "fleet": {"replicas": replicas},
+            "fleet": {
+                "replicas": [
+                    {"id": f"r{n}", "url": url, "kind": "openai", "capacity": engine.capacity}
+                    for n, url in enumerate(urls)
+                ]
+            },
         }
         gateway = Gateway(GatewayConfig.model_validate(config))
         await gateway.start()
+        held.push_async_callback(gateway.close)
         keys = {}
         for tenant in tenants:
             await gateway.registry.create(tenant.name, weight=tenant.weight)
             _, keys[tenant.name] = await gateway.registry.key_create(tenant.name)
-        while BASE not in gateway.pump.dispatcher.bases():  # noqa: ASYNC110  # it tells nobody
+        while MODEL not in gateway.pump.dispatcher.bases():  # noqa: ASYNC110  # it tells nobody
             await asyncio.sleep(0.05)
-        try:
-            yield Live(gateway.url, keys)
-        finally:
-            await gateway.close()
-            for runner in runners:
-                await runner.cleanup()
+        yield Live(gateway.url, keys)
 
 
-def _engine(engine: Engine) -> web.Application:
-    """Holds a place as long as a model would; tells of the first token, and then of all others."""
-
-    async def models(request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": BASE, "object": "model"}]})
-
-    async def complete(request: web.Request) -> web.StreamResponse:
-        body = orjson.loads(await request.read())
-        prompt, output = map(int, body["messages"][0]["content"].split()[:2])
-        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
-        with contextlib.suppress(ConnectionError):  # whoever asked has left
-            await tell(request, response, prompt, output)
-        return response
-
-    async def tell(
-        request: web.Request, response: web.StreamResponse, prompt: int, output: int
-    ) -> None:
-        await response.prepare(request)
-        await asyncio.sleep(engine.prefill_s)
-        chunk = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": BASE}
-        delta = {"index": 0, "delta": {"content": "x"}, "finish_reason": None}
-        await response.write(_event({**chunk, "choices": [delta]}))
-        await asyncio.sleep(output * engine.token_s)
-        usage = {"prompt_tokens": prompt, "completion_tokens": output}
-        usage["total_tokens"] = prompt + output
-        await response.write(_event({**chunk, "choices": [], "usage": usage}) + b"data: [DONE]\n\n")
-
-    app = web.Application()
-    app.router.add_get("/v1/models", models)
-    app.router.add_post("/v1/chat/completions", complete)
-    return app
-
-
-def _event(value: dict[str, Any]) -> bytes:
-    return b"data: " + orjson.dumps(value) + b"\n\n"
+@asynccontextmanager
+async def _servers(engine: Engine) -> AsyncIterator[list[str]]:
+    """Their addresses."""
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in asdict(engine).items()]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "loadtests.placed_server",
+        *options,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        lines = [await process.stdout.readline() for _ in range(engine.replicas)]
+        yield [line.decode().strip() for line in lines]
+    finally:
+        process.stdin.close()
+        await process.wait()
 
 
 def _request(key: str, prompt: int, output: int, most: int) -> bytes:
     text = f"{prompt} {output} ".ljust(4 * prompt, "x")
     body = orjson.dumps(
         {
-            "model": BASE,
+            "model": MODEL,
             "messages": [{"role": "user", "content": text}],
             "max_tokens": most,
             "stream": True,
@@ -276,11 +273,20 @@ def _shares(heavy: Seen, light: Seen) -> dict[str, float]:
 
 def main(
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where the figures go, as JSON.")],
-    seconds: Annotated[float, typer.Option(min=5, help="Of each live phase.")] = 60.0,
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help=f"Live; any of: {', '.join(ENGINES)}. None: the first."),
+    ] = None,
+    simulate: Annotated[bool, typer.Option(help="Simulate all of them first.")] = True,
+    seconds: Annotated[float, typer.Option(min=5, help="Of each live phase.")] = 45.0,
     seed: Annotated[int, typer.Option(help="Of all dice.")] = 1,
 ) -> None:
     """Measure, print and write."""
-    found = {"simulated": simulated(seed), "live": uvloop.run(live(seed, seconds))}
+    names = engine or [next(iter(ENGINES))]
+    if unknown := [name for name in names if name not in ENGINES]:
+        raise typer.BadParameter(f"{unknown[0]!r} is none of: {', '.join(ENGINES)}")
+    found: dict[str, Any] = {"simulated": simulated(seed)} if simulate else {}
+    found["live"] = uvloop.run(live(names, seed, seconds))
     out.write_bytes(orjson.dumps(found, option=orjson.OPT_INDENT_2) + b"\n")
     print(out.read_text(), end="")
 

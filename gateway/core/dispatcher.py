@@ -7,12 +7,13 @@ Every request is in exactly one place, and has at most one outcome:
 
     arrived = queued + in flight + finished + refused + cancelled
 
-`poll` hands out places while some replica has one: the fair queue says whose turn it is, the router
-where to. A head that cannot be placed is passed over, its line parked until something happens that
-could help: a place comes free on a replica that serves it, a report brings its adapter nearer. A
-head that would start a load from disk, while a replica that has its adapter is merely busy, is
-passed over too, for at most `warm_wait_s` from its first turn: a short wait beats a long load. So a
-poll costs its decisions and the lines that an event has touched, and leaves only such waiting.
+`poll` hands out places while some replica has one: the fair queue says whose turn it is, the
+reserve whether a replica's last ones are for it, the router where to. A head that cannot be placed
+is passed over, its line parked until something happens that could help: a place comes free on a
+replica that serves it, a report brings its adapter nearer. A head that would start a load from
+disk, while a replica that has its adapter is merely busy, is passed over too, for at most
+`warm_wait_s` from its first turn: a short wait beats a long load. So a poll costs its decisions and
+the lines that an event has touched, and leaves only such waiting.
 
 What no replica could take even after waiting is refused at once, not held until its time is up.
 """
@@ -39,6 +40,7 @@ from gateway.core.health import Standing as Standing
 from gateway.core.membership import Membership
 from gateway.core.placement import Order as Order
 from gateway.core.placement import PlacementRules as PlacementRules
+from gateway.core.reserve import NONE
 from gateway.core.router import Base as Base
 from gateway.core.router import CandidateTerms as CandidateTerms
 from gateway.core.router import Choice
@@ -67,6 +69,8 @@ class Dispatcher(Membership):
         output_weight: float,
         warm_wait_s: float,
         silence_heartbeats: float,
+        reserve_share: float = 0.0,
+        reserve_for_s: float = 0.0,
         health: HealthRules | None = None,
         placement: PlacementRules | None = None,
     ) -> None:
@@ -83,16 +87,15 @@ class Dispatcher(Membership):
             disk_load_s=disk_load_s,
             hop_s=hop_s,
             placement=placement,
+            reserve_share=reserve_share,
         )
-        self._room = WaitingRoom(ttl_s=ttl_s)
+        self._room = WaitingRoom(ttl_s=ttl_s, reserve_for_s=reserve_for_s if reserve_share else 0.0)
         self._cost = Cost(input_weight, output_weight)
         self._per_tenant_max = per_tenant_max
         self._warm_wait_s = warm_wait_s
         self._in_flight: dict[RequestId, Ticket] = {}
-        self._leaving = {}
+        self._leaving, self.verdicts = {}, []
         self._refusals: list[Decision] = []
-        self.verdicts: list[Verdict] = []
-        """Who was ejected, tried and readmitted; the reader empties it."""
         self.arrived = self.finished = self.refused = self.cancelled = 0
 
     # -- events: requests
@@ -103,12 +106,12 @@ class Dispatcher(Membership):
         assert request not in self._room, f"{request} arrived twice"
         assert request not in self._in_flight, f"{request} arrived twice"
         self.arrived += 1
+        self._room.asked(arrival.tenant, now)
         if not self._router.hope(arrival.model, frozenset()):
             self._refuse(Reject(request, self._hopeless(arrival.adapter)))
             return
         fits = self._room.enter(
-            Ticket(arrival, arrived_at=now, entered_at=now),
-            cost=self._cost.of(arrival.input_tokens, arrival.output_tokens),
+            self._ticket(arrival, now),
             waiting_max=self._per_tenant_max if arrival.queue_max is None else arrival.queue_max,
         )
         if not fits:
@@ -117,17 +120,19 @@ class Dispatcher(Membership):
     def place(self, arrival: Arrival, now: float) -> Dispatch | None:
         """`arrive` and `poll` in one while nobody waits, at a third of the cost.
 
-        None: nothing has happened, and it has to arrive. Law: the decision, and all that follows,
+        None: nothing is decided, and it has to arrive. Law: the decision, and all that follows,
         is what `arrive` and `poll` would give.
         """
         if not self.quiet or arrival.queue_max == 0:
             return None
-        choice = self._router.pick(arrival.model, _UNTRIED, now)
+        self._room.asked(arrival.tenant, now)
+        claim = self._room.claim(arrival.tenant, now)
+        choice = self._router.pick(arrival.model, _UNTRIED, now, claim=claim)
         if choice is None or (choice.cold and choice.awaited):
             return None
-        ticket = Ticket(arrival, now, now)
+        ticket = self._ticket(arrival, now)
         self.arrived += 1
-        self._room.pass_through(ticket, self._cost.of(arrival.input_tokens, arrival.output_tokens))
+        self._room.pass_through(ticket)
         return self._begin(ticket, choice, now)
 
     @property
@@ -179,7 +184,7 @@ class Dispatcher(Membership):
         was = ticket.arrival
         inputs = was.input_tokens if input_tokens is None else input_tokens
         outputs = was.output_tokens if output_tokens is None else output_tokens
-        self._room.settle(request, self._cost.of(inputs, outputs))
+        self._room.settle(ticket, self._cost.of(inputs, outputs))
         self.finished += 1
 
     # -- decisions
@@ -199,35 +204,22 @@ class Dispatcher(Membership):
                 self._evict(ticket.arrival.request, self._hopeless(ticket.arrival.adapter))
         self._room.wake(now)
         decisions, self._refusals = self._refusals, []
-        while self._fleet.open and (head := self._room.first()) is not None:
+        while (head := self._turn(now)) is not None:
             if (dispatch := self._place(head, now)) is not None:
                 decisions.append(dispatch)
         return decisions
 
-    def orders(self, now: float) -> list[Order]:
-        """What to bring where, ahead of its use. Ask after each poll: most answers are empty."""
-        if self._placement is None:
-            return []
-        orders = self._placement.advance(now)
-        if self._leaving:
-            self._let_leave(now)
-        return orders
-
     def next_wakeup(self, now: float) -> float | None:
         """When to poll, and ask for orders, although nothing happens: never late, at times early;
         `now`: at once."""
-        placeable = bool(self._fleet.open) and self._room.first() is not None
-        if self._refusals or self._shrunk or placeable or self._fleet.health.news:
+        turn = self._turn(now) is not None
+        if self._refusals or self._shrunk or turn or self._fleet.health.news:
             return now
         fleet_due = min(self._fleet.silence.due, self._fleet.health.due)
         first = min(fleet_due, self._room.next_wakeup(now), self._orders_due())
         return first if first < math.inf else None
 
     # -- questions
-
-    @property
-    def fairness_gap(self) -> float:
-        return self._room.gap
 
     @property
     def queued(self) -> int:
@@ -252,20 +244,35 @@ class Dispatcher(Membership):
 
     # -- inside
 
+    def _ticket(self, arrival: Arrival, now: float) -> Ticket:
+        cost = self._cost.of(arrival.input_tokens, arrival.output_tokens)
+        return Ticket(arrival, cost, arrived_at=now, entered_at=now)
+
+    def _turn(self, now: float) -> Ticket | None:
+        """Whose turn it is, while some replica has a place for it, or for somebody behind it."""
+        if not self._fleet.open or (head := self._room.first()) is None:
+            return None
+        if self._fleet.roomy or self._room.claim(head.arrival.tenant, now) < NONE:
+            return head
+        return None if self._fleet.open <= self._router.could_take(*head.key) else head
+
     def _place(self, ticket: Ticket, now: float) -> Dispatch | None:
         """Send the head whose turn it is, or pass it over."""
-        key = ticket.key
-        if self._room.stuck(ticket) or (choice := self._router.pick(*key, now)) is None:
-            self._room.pass_over(ticket, self._router.could_take(*key))
+        key, claim = ticket.key, self._room.claim(ticket.arrival.tenant, now)
+        if (
+            self._room.stuck(ticket, claim)
+            or (choice := self._router.pick(*key, now, claim=claim)) is None
+        ):
+            could = self._router.could_take(*key)
+            kept = self._fleet.keep(could, self._room.turn)
+            self._room.pass_over(ticket, could, kept=kept)
             return None
         if choice.cold and choice.awaited:
             until = ticket.patient_until(now, self._warm_wait_s)
             if now < until:
+                self._fleet.keep(choice.awaited, self._room.turn)
                 self._room.pass_over(ticket, choice.awaited, until)
                 return None
-        return self._send(ticket, choice, now)
-
-    def _send(self, ticket: Ticket, choice: Choice, now: float) -> Dispatch:
         self._room.send(ticket)
         return self._begin(ticket, choice, now)
 
@@ -291,10 +298,3 @@ class Dispatcher(Membership):
     def _refuse(self, refusal: Reject | Evict) -> None:
         self.refused += 1
         self._refusals.append(refusal)
-
-    def _heed(self) -> None:
-        """Ejections take hope from those that wait, and what ends them gives places."""
-        while self._fleet.health.news:
-            self.verdicts.append(verdict := self._fleet.health.news.pop(0))
-            self._shrunk |= verdict.standing is Standing.EJECTED
-            self._note_room(verdict.replica)

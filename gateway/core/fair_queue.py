@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
+from math import inf
 from typing import Generic
 
 from gateway.core.tenant_lines import Entry, Key, Line, Tenant
@@ -56,6 +57,11 @@ class FairQueue(Generic[Key]):
     def gap(self) -> float:
         """Virtual service between the least and the most served of those whose turn it may be."""
         return self._order[-1][0] - self._order[0][0] if self._order else 0.0
+
+    @property
+    def turn(self) -> float:
+        """The least tag: of `first`."""
+        return self._order[0][0] if self._order else -inf
 
     # -- in and out
 
@@ -169,8 +175,7 @@ class FairQueue(Generic[Key]):
         return len(self._queued)
 
     def waiting(self, tenant: TenantId) -> int:
-        mine = self._tenants.get(tenant)
-        return mine.waiting if mine is not None else 0
+        return mine.waiting if (mine := self._tenants.get(tenant)) is not None else 0
 
     def all_keys(self) -> tuple[Key, ...]:
         """Of all lines that have somebody in them."""
@@ -291,10 +296,5 @@ class FairQueue(Generic[Key]):
             assert (mine.ranked is None) == (not mine.ready) == (mine.id not in ranked)
             assert mine.ranked is None or mine.ranked == ranked[mine.id]
             assert mine.ranked is None or mine.ranked[0] == mine.tag, f"{mine.id}: a stale rank"
-            assert mine.unsettled >= -1e-6
-            for key, line in mine.lines.items():
-                places = [entry.place for entry in line.entries.values()]
-                assert places, f"{mine.id}: an empty line for {key}"
-                assert places == sorted(places), f"{mine.id}: not first in, first out"
-                assert line.parked or (places[0], key) in mine.ready
-                assert self._by_key[key][mine.id] is line
+            assert all(self._by_key[key][mine.id] is line for key, line in mine.lines.items())
+            mine.check()

@@ -23,7 +23,7 @@ once, also when its replica has meanwhile been lost, removed or added anew.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Set
 from typing import Final
 
 from gateway.core.breaker import HealthRules
@@ -50,11 +50,14 @@ class Fleet:
         silence_heartbeats: float,
         rules: HealthRules | None = None,
         vnodes: int = 128,
+        reserve_share: float = 0.0,
     ) -> None:
         self._service_s = service_s
+        self._reserve_share = reserve_share
         self._replicas: dict[ReplicaId, Replica] = {}
         self._leases: dict[RequestId, tuple[Replica, AdapterId | None]] = {}
         self._open: set[ReplicaId] = set()
+        self._roomy: set[ReplicaId] = set()
         self.pools: Final = Pools(vnodes=vnodes)
         self.using: Final[dict[AdapterId, dict[ReplicaId, Replica]]] = {}
         """Where requests of ours run, by adapter: the inverse of each replica's `ours`."""
@@ -67,7 +70,10 @@ class Fleet:
     def add(self, replica: ReplicaId, now: float) -> None:
         """Harmless when it is there already."""
         if replica not in self._replicas:
-            self._replicas[replica] = mine = Replica(replica, self._service_s, heard_at=now)
+            mine = Replica(
+                replica, self._service_s, heard_at=now, reserve_share=self._reserve_share
+            )
+            self._replicas[replica] = mine
             self.silence.heard(mine, now)
 
     def remove(self, replica: ReplicaId, now: float) -> None:
@@ -78,6 +84,7 @@ class Fleet:
             for adapter in mine.ours:
                 self._uses_no_more(mine, adapter)
         self._open.discard(replica)
+        self._roomy.discard(replica)
         self._name_bases()
         self.health.uphold(now)
 
@@ -168,12 +175,26 @@ class Fleet:
             self._update_open(mine)
         return mine.id
 
+    def keep(self, wanted: Collection[ReplicaId], turn: float) -> bool:
+        """One whose turn it is waits for a place of anyone's on one of these; so who comes after it
+        gets none of their last ones. False when they have none: all are full."""
+        kept = self._open.intersection(wanted)
+        for replica in kept:
+            mine = self._replicas[replica]
+            mine.kept_from = min(mine.kept_from, turn)
+        return bool(kept)
+
     # -- questions
 
     @property
-    def open(self) -> Collection[ReplicaId]:
+    def open(self) -> Set[ReplicaId]:
         """Replicas that can take one more."""
         return self._open
+
+    @property
+    def roomy(self) -> Set[ReplicaId]:
+        """Of the open ones those that can take one more of anyone's (gateway/core/reserve.py)."""
+        return self._roomy
 
     @property
     def replicas(self) -> Mapping[ReplicaId, Replica]:
@@ -203,11 +224,12 @@ class Fleet:
         for mine in self._replicas.values():
             mine.check(requests.get(id(mine), set()))
             assert (mine.id in self._open) == mine.open, f"{mine.id}: open is out of step"
+            assert (mine.id in self._roomy) == mine.roomy, f"{mine.id}: roomy is out of step"
         self.health.check()
         self.pools.check(self._replicas.values())
         using = {a: {r.id for r in self._replicas.values() if a in r.ours} for a in self.using}
         assert using == {a: set(where) for a, where in self.using.items()}
-        assert self._open <= self._replicas.keys()
+        assert self._roomy <= self._open <= self._replicas.keys()
 
     # -- inside
 
@@ -228,10 +250,8 @@ class Fleet:
         self._update_open(mine)
 
     def _update_open(self, mine: Replica) -> None:
-        if mine.open:
-            self._open.add(mine.id)
-        else:
-            self._open.discard(mine.id)
+        (self._open.add if mine.open else self._open.discard)(mine.id)
+        (self._roomy.add if mine.roomy else self._roomy.discard)(mine.id)
         self.pools.note(mine)
 
     def _uses_no_more(self, mine: Replica, adapter: AdapterId) -> None:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from gateway.core.health import Standing, Verdict
 from gateway.core.outlook import Outlook
+from gateway.core.placement import Order
 from gateway.core.popularity import Expected
 from gateway.core.replica import Replica
+from gateway.core.reserve import NONE
 from gateway.core.waiting_room import WaitingRoom
 from shared.ids import ReplicaId, TenantId
 from shared.messages import AdapterState, ReplicaReport
@@ -20,7 +23,9 @@ from shared.messages import AdapterState, ReplicaReport
 class Membership(Outlook):
     _room: WaitingRoom  # made by the dispatcher
     _shrunk = False  # something is served by fewer
-    _leaving: dict[ReplicaId, Replica]  # made by the dispatcher: to be drained soon, or were
+    _leaving: dict[ReplicaId, Replica]  # likewise: to be drained soon, or were
+    verdicts: list[Verdict]  # likewise
+    """Who was ejected, tried and readmitted; the reader empties it."""
 
     def replica_added(self, replica: ReplicaId, now: float) -> None:
         """It takes requests from its first report on."""
@@ -38,10 +43,10 @@ class Membership(Outlook):
         replica = self._fleet.replicas.get(report.replica)
         if replica is None or (change := self._residency.apply(report, now)) is None:
             return False
-        was_open, was = replica.open, replica.state
+        was_open, was_roomy, was = replica.open, replica.roomy, replica.state
         self._fleet.report(report, now)
         self._fleet.health.judge(now)
-        if not was_open:
+        if not was_open or (replica.roomy and not was_roomy):
             self._note_room(report.replica)
         self._room.note_nearer(change.gained)
         if change.gained or change.gone or replica.state is not was:
@@ -97,6 +102,15 @@ class Membership(Outlook):
         if self._placement is not None:
             self._placement.expect(expected)
 
+    def orders(self, now: float) -> list[Order]:
+        """What to bring where, ahead of its use. Ask after each poll: most answers are empty."""
+        if self._placement is None:
+            return []
+        orders = self._placement.advance(now)
+        if self._leaving:
+            self._let_leave(now)
+        return orders
+
     def _let_leave(self, now: float) -> None:
         """Drain those whose adapters have been handed over, or whose time is up."""
         assert self._placement is not None
@@ -118,11 +132,23 @@ class Membership(Outlook):
         if self._placement is not None:
             self._placement.stir(now)
 
+    def _heed(self) -> None:
+        """Ejections take hope from those that wait, and what ends them gives places."""
+        while self._fleet.health.news:
+            self.verdicts.append(verdict := self._fleet.health.news.pop(0))
+            self._shrunk |= verdict.standing is Standing.EJECTED
+            self._note_room(verdict.replica)
+
     def _note_room(self, replica: ReplicaId | None) -> None:
         if replica is not None and replica in self._fleet.open:
+            self._fleet.replicas[replica].kept_from = NONE  # whom it was kept from is asked again
             self._room.note_room(replica)
 
     # -- several gateways: fair_queue's words
+
+    @property
+    def fairness_gap(self) -> float:
+        return self._room.gap
 
     def take_served(self) -> dict[TenantId, float]:
         return self._room.take_served()

@@ -30,6 +30,7 @@ class Outlook:
         disk_load_s: float,
         hop_s: float,
         placement: PlacementRules | None,
+        reserve_share: float,
     ) -> None:
         self._residency = ResidencyMap()
         self._fleet = Fleet(
@@ -37,6 +38,7 @@ class Outlook:
             silence_heartbeats=silence_heartbeats,
             rules=rules,
             vnodes=vnodes,
+            reserve_share=reserve_share,
         )
         self._router = Router(
             residency=self._residency,

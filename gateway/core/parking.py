@@ -1,7 +1,8 @@
 """What passed-over lines wait for: a place on one of some replicas, or a moment.
 
 A key (the adapter and the replicas to avoid) is parked in one of two ways. Stuck: none of its
-replicas has room, so nobody's request of this key can be placed. Patient: it could be placed, but
+replicas has room, so nobody's request of this key can be placed; or only in a reserve
+(gateway/core/reserve.py), and so nobody's whom that is kept from. Patient: it could be placed, but
 its head prefers to wait until a moment for a replica that has its adapter nearer; another tenant's
 older head of the same key need not. Both end when a replica that it wants has a place more, when a
 report brings its adapter nearer, and a patient one also at its moment.
@@ -25,6 +26,7 @@ Key = tuple[Model, frozenset[ReplicaId]]
 class _Wait:
     wanted: frozenset[ReplicaId]
     stuck: bool
+    kept: bool = False  # stuck, but not for those who may have a replica's last places
 
 
 class Parking:
@@ -33,9 +35,9 @@ class Parking:
         self._moments: list[tuple[float, int, Key]] = []  # heap
         self._ties = 0
 
-    def stick(self, key: Key, wanted: frozenset[ReplicaId]) -> None:
-        """None of `wanted`, all that could take it, has room."""
-        self._waits[key] = _Wait(wanted, stuck=True)
+    def stick(self, key: Key, wanted: frozenset[ReplicaId], *, kept: bool = False) -> None:
+        """None of `wanted`, all that could take it, has room; or room that is `kept`."""
+        self._waits[key] = _Wait(wanted, stuck=True, kept=kept)
 
     def be_patient(self, key: Key, wanted: frozenset[ReplicaId], until: float) -> None:
         """It would rather have a place on one of `wanted`, and waits for one until then."""
@@ -44,17 +46,26 @@ class Parking:
         self._ties += 1
         heappush(self._moments, (until, self._ties, key))
 
-    def stuck(self, key: Key) -> bool:
+    def stuck(self, key: Key, *, claims: bool = False) -> bool:
+        """`claims`: for one who may have a replica's last places."""
         wait = self._waits.get(key)
-        return wait is not None and wait.stuck
+        return wait is not None and wait.stuck and not (claims and wait.kept)
 
     def wake(
-        self, freed: Collection[ReplicaId], nearer: Collection[AdapterId], now: float
+        self,
+        freed: Collection[ReplicaId],
+        nearer: Collection[AdapterId],
+        now: float,
+        *,
+        lapsed: bool = False,
     ) -> list[Key]:
-        """The keys whose wait is over; they are parked no longer. Any place may help the base."""
-        over = []
+        """The keys whose wait is over; they are parked no longer. Any place may help the base.
+
+        `lapsed`: nothing is kept from anybody any more.
+        """
+        over = [key for key, wait in self._waits.items() if wait.kept] if lapsed else []
         if freed or nearer:
-            over = [
+            over += [
                 key
                 for key, wait in self._waits.items()
                 if key[0] in nearer or key[0] is None or not wait.wanted.isdisjoint(freed)

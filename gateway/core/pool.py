@@ -21,6 +21,7 @@ from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
 from gateway.core.replica import Replica
+from gateway.core.reserve import FIRST
 from gateway.core.ring import AdapterRing
 from shared.ids import AdapterId, ReplicaId
 from shared.messages import ReplicaReport
@@ -72,8 +73,13 @@ class Pool:
             if len(self._heap) > 4 * len(self.members) + 16:
                 self._rebuild()
 
-    def least_loaded(self, n: int, skip: Collection[ReplicaId] = ()) -> list[Replica]:
-        """The n least loaded open members for their capacity that are not in `skip`, in order."""
+    def least_loaded(
+        self, n: int, skip: Collection[ReplicaId] = (), *, claim: float = FIRST
+    ) -> list[Replica]:
+        """The n least loaded open members for their capacity that are not in `skip`, in order.
+
+        With a weaker claim (gateway/core/reserve.py): of those that have a place for it.
+        """
         found: list[Replica] = []
         seen: list[tuple[float, ReplicaId]] = []
         heap = self._heap
@@ -89,7 +95,7 @@ class Pool:
                 heappush(heap, (busy, replica))
             else:
                 seen.append((key, replica))
-                if replica not in skip:
+                if replica not in skip and mine.load < mine.places(claim):
                     found.append(mine)
         for entry in seen:
             heappush(heap, entry)

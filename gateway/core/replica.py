@@ -8,6 +8,7 @@ from typing import Final
 
 from gateway.core.breaker import Breaker
 from gateway.core.pace import Pace
+from gateway.core.reserve import NONE, reserved
 from shared.ids import AdapterId, ReplicaId, RequestId
 from shared.messages import ReplicaReport
 
@@ -60,6 +61,9 @@ class Replica:
     load: int = 0
     capacity: int = 0
     limit: int = 0
+    common: int = 0  # of these, places that anyone may have
+    reserve_share: float = 0.0  # of its capacity, kept back beyond them
+    kept_from: float = NONE  # the strongest claim that waits for a common place
     slots: int = 0
     ours: dict[AdapterId, InUse] = field(default_factory=dict)
     held: frozenset[AdapterId] = frozenset()  # reported: pinned, or sequences run with them
@@ -78,6 +82,15 @@ class Replica:
         return self.serving and self.load < self.limit
 
     @property
+    def roomy(self) -> bool:
+        """It has a place for anyone."""
+        return self.serving and self.load < self.common
+
+    def places(self, claim: float) -> int:
+        """How many there are for one with this claim to the last ones."""
+        return self.limit if claim < self.kept_from else self.common
+
+    @property
     def busy(self) -> float:
         """Load for its capacity."""
         return self.load / self.capacity if self.capacity else float(self.load)
@@ -91,7 +104,10 @@ class Replica:
         return len(self.held | self.ours.keys()) if self.ours else len(self.held)
 
     def settle_limit(self) -> None:
-        """The places it has: a little above its capacity, fewer in slow start, one for a trial."""
+        """The places it has: a little above its capacity, fewer in slow start, one for a trial.
+
+        Those beyond its capacity are for no one in particular, so a reserve is kept back below it.
+        """
         whole = self.capacity + max(1, self.capacity // 8) if self.capacity else 0
         if self.breaker.half_open:
             self.limit = whole if self.breaker.trial is None else 0
@@ -99,6 +115,10 @@ class Replica:
             self.limit = max(1, int(whole * self.share))
         else:
             self.limit = whole
+        kept = reserved(self.reserve_share, self.capacity)
+        self.common = (
+            max(min(1, self.limit), min(self.limit, self.capacity) - kept) if kept else self.limit
+        )
 
     def ramp(self, now: float, slow_start_s: float) -> float:
         """Its share by now; when that is to grow next (infinite once it is whole)."""

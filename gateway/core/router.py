@@ -17,7 +17,9 @@ goes REACH steps at most. What lies beyond is looked at only when the walk has f
 room, or holds the adapter nearer than disk; then the pool's least loaded are asked.
 
 The base model is everywhere in its pools: its requests go to the replica least loaded for its
-capacity, and every replica is home to it.
+capacity, and every replica is home to it. Where some of its places are kept for those who hold
+little (gateway/core/reserve.py), these go to the one of the least loaded that has the fewest
+prompts to read before theirs.
 """
 
 from __future__ import annotations
@@ -27,14 +29,15 @@ from itertools import islice
 
 from gateway.core.fleet import Fleet, Replica
 from gateway.core.pool import Pool
+from gateway.core.reserve import FIRST, NONE
 from gateway.core.residency import ResidencyMap
 from gateway.core.ring import REACH
 from gateway.core.scales import Candidate, Scales
+from gateway.core.terms import Ask, Model, Tried, Weighed, kind_of
 from gateway.core.terms import Base as Base
 from gateway.core.terms import CandidateTerms as CandidateTerms
 from gateway.core.terms import Choice as Choice
 from gateway.core.terms import Kind as Kind
-from gateway.core.terms import Model, Tried, Weighed, kind_of
 from shared.ids import AdapterId, ReplicaId
 from shared.messages import AdapterState
 
@@ -54,17 +57,21 @@ class Router:
         self._fleet = fleet
         self._scales = scales
 
-    def pick(self, model: Model, tried: Tried, now: float) -> Choice | None:
-        """None when no candidate has room. Nothing is counted: the caller begins the request."""
+    def pick(
+        self, model: Model, tried: Tried, now: float, *, claim: float = FIRST
+    ) -> Choice | None:
+        """None when no candidate has room, or none but last places to which its claim is too weak.
+        Nothing is counted: the caller begins the request."""
+        ask = Ask(tried, claim, now)
         if model is None or isinstance(model, Base):
-            return self._pick_base(model, tried)
+            return self._pick_base(model, ask)
         holders = self._residency.holders(model)
         if not holders:
             return None
         weighed: list[Weighed] = []
-        best = self._walk(model, holders, tried, now, weighed)
+        best = self._walk(model, holders, ask, weighed)
         if best is None and weighed:
-            best = self._by_their_own_mean(model, holders, tried, now, weighed)
+            best = self._by_their_own_mean(model, holders, ask, weighed)
         return None if best is None else self._choice(model, best, weighed)
 
     def could_take(self, model: Model, tried: Tried) -> Tried:
@@ -86,10 +93,11 @@ class Router:
     def explain(self, model: Model, now: float) -> tuple[CandidateTerms, ...]:
         """Every replica of the fleet, candidates first in their order, and why it would not do."""
         candidates = list(self._base_candidates(model) if _is_base(model) else self._all(model))
-        weighed = self._compare(model, candidates, _NONE, now)
+        ask = Ask(_NONE, FIRST, now)
+        weighed = self._compare(model, candidates, ask)
         if all(one.refused for one in weighed):
-            mean = self._scales.their_mean(candidates, _NONE)
-            weighed = self._compare(model, candidates, _NONE, now, mean)
+            mean = self._scales.their_mean(candidates, ask)
+            weighed = self._compare(model, candidates, ask, mean)
         others = self._fleet.replicas.keys() - {this.mine.id for this in weighed}
         return (
             *(this.terms() for this in weighed),
@@ -124,18 +132,19 @@ class Router:
         ]
         return sorted(up, key=lambda one: (one[1].busy, one[1].id))
 
-    def _pick_base(self, model: Base | None, tried: Tried) -> Choice | None:
+    def _pick_base(self, model: Base | None, ask: Ask) -> Choice | None:
+        light = FIRST < ask.claim < NONE
         found = [
-            (mine.busy, mine.id, pool, mine)
+            (*self._scales.of_base(pool, mine, light=light), mine.id, pool, mine)
             for pool in self._fleet.pools.for_base(model)
-            for mine in pool.least_loaded(1, tried)
+            for mine in pool.least_loaded(_FEW if light else 1, ask.tried, claim=ask.claim)
         ]
         if not found:
             return None
-        _, _, pool, best = min(found)  # below the mean, so below the bound
-        weighed = self._scales.weigh(
-            pool, best, None, 0, tried, self._scales.per_capacity(pool), 0.0
-        )
+        *_, pool, best = min(found)  # below the mean, so below the bound, or below it anyway
+        weighed = self._scales.weigh(pool, best, None, 0, ask, self._scales.per_capacity(pool))
+        if weighed.refused:  # at the bound, as all others are that were not tried
+            weighed = weighed._replace(refused="")
         return Choice(best.id, Kind.HOME, "", False, (weighed,), _NONE)
 
     # -- the walk
@@ -144,8 +153,7 @@ class Router:
         self,
         adapter: AdapterId,
         holders: Mapping[ReplicaId, AdapterState],
-        tried: Tried,
-        now: float,
+        ask: Ask,
         weighed: list[Weighed],
     ) -> Weighed | None:
         """The best under its pool's bound; `weighed` gets whoever was looked at closely."""
@@ -171,14 +179,14 @@ class Router:
                             step += 1
                             continue
                 this = self._scales.weigh(
-                    pool, mine, state, step, tried, per_capacity, now, near_elsewhere=near_anywhere
+                    pool, mine, state, step, ask, per_capacity, near_elsewhere=near_anywhere
                 )
                 weighed.append(this)
                 step += 1
                 if not this.refused and (best is None or this.expected_s < best.expected_s):
                     best = this
             if len(members) > REACH:
-                best = self._beyond(adapter, pool, holders, step, tried, now, weighed, best)
+                best = self._beyond(adapter, pool, holders, step, ask, weighed, best)
         return best
 
     def _beyond(
@@ -187,8 +195,7 @@ class Router:
         pool: Pool,
         holders: Mapping[ReplicaId, AdapterState],
         step: int,
-        tried: Tried,
-        now: float,
+        ask: Ask,
         weighed: list[Weighed],
         best: Weighed | None,
     ) -> Weighed | None:
@@ -197,7 +204,7 @@ class Router:
         near = (r for r in self._residency.near(adapter) if r not in met and r in pool.members)
         found = [pool.members[replica] for replica in islice(near, _FEW)]
         if best is None:
-            found += pool.least_loaded(_FEW, met | tried)
+            found += pool.least_loaded(_FEW, met | ask.tried, claim=ask.claim)
         per_capacity = self._scales.per_capacity(pool)
         for mine in found:
             state = holders.get(mine.id)
@@ -205,7 +212,7 @@ class Router:
                 continue
             met.add(mine.id)
             this = self._scales.weigh(
-                pool, mine, state, step, tried, per_capacity, now, near_elsewhere=True
+                pool, mine, state, step, ask, per_capacity, near_elsewhere=True
             )
             weighed.append(this)
             if not this.refused and (best is None or this.expected_s < best.expected_s):
@@ -216,8 +223,7 @@ class Router:
         self,
         adapter: AdapterId,
         holders: Mapping[ReplicaId, AdapterState],
-        tried: Tried,
-        now: float,
+        ask: Ask,
         weighed: list[Weighed],
     ) -> Weighed | None:
         """All that were met are at the bound of their pools, or full: compare them among them.
@@ -227,10 +233,10 @@ class Router:
         if len(holders) <= len(weighed) and not any(w.refused == "bound" for w in weighed):
             return None
         candidates = list(self._all(adapter))
-        per_capacity = self._scales.their_mean(candidates, tried)
+        per_capacity = self._scales.their_mean(candidates, ask)
         if not per_capacity:
             return None
-        weighed[:] = self._compare(adapter, candidates, tried, now, per_capacity)
+        weighed[:] = self._compare(adapter, candidates, ask, per_capacity)
         free = [one for one in weighed if not one.refused]
         return min(free, key=lambda one: one.expected_s) if free else None
 
@@ -238,8 +244,7 @@ class Router:
         self,
         model: Model,
         candidates: Iterable[Candidate],
-        tried: Tried,
-        now: float,
+        ask: Ask,
         per_capacity: float | None = None,
     ) -> list[Weighed]:
         """All of them, under the bounds of their pools or that of a common mean."""
@@ -251,9 +256,8 @@ class Router:
                 mine,
                 state,
                 step if hops else 0,
-                tried,
+                ask,
                 self._scales.per_capacity(pool) if per_capacity is None else per_capacity,
-                now,
                 near_elsewhere=near,
             )
             for step, (pool, mine, state) in enumerate(candidates)

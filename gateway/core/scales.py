@@ -33,7 +33,7 @@ from collections.abc import Iterable
 from gateway.core.fleet import Replica
 from gateway.core.pool import Pool
 from gateway.core.residency import ResidencyMap
-from gateway.core.terms import Tried, Weighed
+from gateway.core.terms import Ask, Weighed
 from shared.messages import AdapterState, AdapterStatus, Tier
 
 _EPSILON = 1e-9
@@ -68,13 +68,21 @@ class Scales:
             return math.inf
         return self._load_factor * (pool.load + 1) / pool.capacity if pool.capacity else 0.0
 
-    def their_mean(self, candidates: Iterable[Candidate], tried: Tried) -> float:
+    def their_mean(self, candidates: Iterable[Candidate], ask: Ask) -> float:
         load, capacity = 1, 0
         for _, mine, _ in candidates:
-            if mine.load < mine.limit and mine.id not in tried:
+            if mine.load < mine.places(ask.claim) and mine.id not in ask.tried:
                 load += mine.load
                 capacity += mine.capacity
         return self._load_factor * load / capacity if capacity else 0.0
+
+    def of_base(self, pool: Pool, mine: Replica, *, light: bool) -> tuple[bool, int, float]:
+        """What orders replicas for the base model: load, after prompts to read for who holds little
+        and has a place at once on more than one."""
+        if not light:
+            return False, 0, mine.busy
+        crowded = mine.busy >= min(1.0, self.per_capacity(pool))
+        return crowded, len(mine.pace.waiting), mine.busy
 
     def weigh(
         self,
@@ -82,9 +90,8 @@ class Scales:
         mine: Replica,
         state: AdapterState | None,
         step: int,
-        tried: Tried,
+        ask: Ask,
         per_capacity: float,
-        now: float,
         *,
         near_elsewhere: bool = False,
     ) -> Weighed:
@@ -95,10 +102,10 @@ class Scales:
             share = per_capacity * capacity
             bound = max(int(share + _EPSILON), math.ceil(share / self._load_factor - _EPSILON))
             bound = max(bound, floor)
-        if mine.id in tried:
+        if mine.id in ask.tried:
             refused = "tried"
-        elif load >= mine.limit:
-            refused = "full"
+        elif load >= mine.places(ask.claim):
+            refused = "full" if load >= mine.limit else "kept"
         else:
             refused = "bound" if load >= bound else ""
         waits = load + 1 - capacity
@@ -106,7 +113,7 @@ class Scales:
         load_s = slot_s = cold_s = crowd_s = 0.0
         if state is not None:
             if not _in_slot(state):
-                load_s, slot_s = self._load_terms(mine, state, now)
+                load_s, slot_s = self._load_terms(mine, state, ask.now)
                 if near_elsewhere and load_s and self.begins_cold(mine, state):
                     cold_s = _SECOND_COPY * self.disk_load_s
             if load > floor:

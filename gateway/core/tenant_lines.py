@@ -47,3 +47,11 @@ class Tenant(Generic[Key]):
     @property
     def tag(self) -> float:
         return self.level + self.unsettled + self.elsewhere
+
+    def check(self) -> None:
+        assert self.unsettled >= -1e-6
+        for key, line in self.lines.items():
+            places = [entry.place for entry in line.entries.values()]
+            assert places, f"{self.id}: an empty line for {key}"
+            assert places == sorted(places), f"{self.id}: not first in, first out"
+            assert line.parked or (places[0], key) in self.ready

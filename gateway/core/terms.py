@@ -24,6 +24,14 @@ Model = AdapterId | Base | None
 """What decides where a request may go. None: the base model, whichever."""
 
 
+class Ask(NamedTuple):
+    """Who asks for a place, and when."""
+
+    tried: Tried
+    claim: float  # to a replica's last places (gateway/core/reserve.py)
+    now: float
+
+
 class Kind(StrEnum):
     """What a placement was, exactly one of:
 
@@ -54,7 +62,7 @@ class CandidateTerms:
     hop_s: float
     crowd_s: float
     cold_s: float
-    refused: str = ""  # tried, full, bound; or its state, or absent: no candidate at all
+    refused: str = ""  # tried, full, kept, bound; or its state, or absent: no candidate at all
     inferred: bool = False  # the tier is concluded, not reported
 
     @property

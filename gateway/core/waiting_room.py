@@ -1,8 +1,9 @@
 """Requests that wait: whose turn it is, what they wait for, and when they have waited too long.
 
-The fair queue orders them, the parking remembers what passed-over lines wait for, and the order of
-entry is the order of expiry, since all have the same time to live. A request that comes back from a
-failed replica enters anew: its time there was not a wait in the queue.
+The fair queue orders them, the reserve says who may have a replica's last places, the parking
+remembers what passed-over lines wait for, and the order of entry is the order of expiry, since all
+have the same time to live. A request that comes back from a failed replica enters anew: its time
+there was not a wait in the queue.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Final
 from gateway.core.decisions import Arrival
 from gateway.core.fair_queue import FairQueue
 from gateway.core.parking import Key, Parking
+from gateway.core.reserve import NONE, Reserve
 from shared.ids import AdapterId, ReplicaId, RequestId, TenantId
 
 LAG_MAX: Final = 65_536.0
@@ -27,6 +29,7 @@ class Ticket:
     """A request from its arrival to its end, and where it has been tried."""
 
     arrival: Arrival
+    cost: float  # as estimated
     arrived_at: float
     entered_at: float  # the waiting room, last
     tried: frozenset[ReplicaId] = frozenset()
@@ -46,8 +49,9 @@ class Ticket:
 
 
 class WaitingRoom:
-    def __init__(self, *, ttl_s: float) -> None:
+    def __init__(self, *, ttl_s: float, reserve_for_s: float) -> None:
         self._ttl_s = ttl_s
+        self._reserve = Reserve(for_s=reserve_for_s)
         self._queue: FairQueue[Key] = FairQueue(lag_max=LAG_MAX)
         self._parking = Parking()
         self._tickets: OrderedDict[RequestId, Ticket] = OrderedDict()  # by entry
@@ -59,9 +63,14 @@ class WaitingRoom:
         """Of service between tenants that wait, in weighted tokens for a weight of 1."""
         return self._queue.gap
 
+    @property
+    def turn(self) -> float:
+        """The tag of `first`."""
+        return self._queue.turn
+
     # -- in and out
 
-    def enter(self, ticket: Ticket, *, cost: float, waiting_max: int) -> bool:
+    def enter(self, ticket: Ticket, *, waiting_max: int) -> bool:
         """False when its tenant has that many waiting already."""
         arrival = ticket.arrival
         fits = self._queue.push(
@@ -69,14 +78,14 @@ class WaitingRoom:
             tenant=arrival.tenant,
             weight=arrival.weight,
             key=ticket.key,
-            cost=cost,
+            cost=ticket.cost,
             waiting_max=waiting_max,
         )
         if fits:
             self._tickets[arrival.request] = ticket
         return fits
 
-    def pass_through(self, ticket: Ticket, cost: float) -> None:
+    def pass_through(self, ticket: Ticket) -> None:
         """`enter` and `send` of one that finds nobody waiting."""
         arrival = ticket.arrival
         self._queue.pass_through(
@@ -84,13 +93,15 @@ class WaitingRoom:
             tenant=arrival.tenant,
             weight=arrival.weight,
             key=ticket.key,
-            cost=cost,
+            cost=ticket.cost,
         )
+        self._reserve.began(arrival.tenant, arrival.weight, ticket.cost)
 
     def come_back(self, ticket: Ticket, failed: ReplicaId, now: float) -> None:
         """From the replica that failed it, to the front of its tenant, whatever the bound."""
         ticket.tried |= {failed}
         ticket.entered_at = now
+        self._reserve.ended(ticket.arrival.tenant, ticket.cost)
         self._queue.requeue(ticket.arrival.request, ticket.key)
         self._tickets[ticket.arrival.request] = ticket
 
@@ -101,12 +112,15 @@ class WaitingRoom:
 
     def send(self, ticket: Ticket) -> None:
         """The first leaves for a replica; its tenant is charged the estimate."""
-        self._queue.pop(ticket.arrival.request)
-        del self._tickets[ticket.arrival.request]
+        arrival = ticket.arrival
+        self._queue.pop(arrival.request)
+        self._reserve.began(arrival.tenant, arrival.weight, ticket.cost)
+        del self._tickets[arrival.request]
 
-    def settle(self, request: RequestId, actual: float) -> None:
-        """A request that was sent has ended, and really cost this much."""
-        self._queue.settle(request, actual)
+    def settle(self, ticket: Ticket, actual: float) -> None:
+        """One that was sent has ended, and really cost this much."""
+        self._reserve.ended(ticket.arrival.tenant, ticket.cost)
+        self._queue.settle(ticket.arrival.request, actual)
 
     def leave(self, request: RequestId) -> bool:
         """Uncharged. False when it does not wait here."""
@@ -126,20 +140,38 @@ class WaitingRoom:
 
     def served_elsewhere(self, tenant: TenantId, served: float, running: float) -> None:
         self._queue.served_elsewhere(tenant, served, running)
+        self._reserve.elsewhere(tenant, running)
+
+    # -- the reserve
+
+    def asked(self, tenant: TenantId, now: float) -> None:
+        self._reserve.asked(tenant, now)
+
+    def claim(self, tenant: TenantId, now: float) -> float:
+        """Of the tenant whose turn it is, or of anyone while nobody waits."""
+        return self._reserve.claim(tenant, self._queue.turn, now)
 
     # -- passing over
 
-    def stuck(self, ticket: Ticket) -> bool:
-        """Nobody of its key can be placed until something happens."""
-        return self._parking.stuck(ticket.key)
+    def stuck(self, ticket: Ticket, claim: float) -> bool:
+        """Nobody of its key with no better claim can be placed until something happens."""
+        return self._parking.stuck(ticket.key, claims=claim < NONE)
 
     def pass_over(
-        self, ticket: Ticket, wanted: frozenset[ReplicaId], until: float | None = None
+        self,
+        ticket: Ticket,
+        wanted: frozenset[ReplicaId],
+        until: float | None = None,
+        *,
+        kept: bool = False,
     ) -> None:
-        """Until a wanted replica has a place more, its adapter comes nearer, or until `until`."""
+        """Until a wanted replica has a place more, its adapter comes nearer, or until `until`.
+
+        `kept`: one of them has room, but not for it.
+        """
         key = ticket.key
         if until is None:
-            self._parking.stick(key, wanted)
+            self._parking.stick(key, wanted, kept=kept)
         else:
             self._parking.be_patient(key, wanted, until)
         self._queue.park(ticket.arrival.tenant, key)
@@ -152,8 +184,9 @@ class WaitingRoom:
 
     def wake(self, now: float) -> None:
         """Offer again every line that has seen what it waits for."""
+        lapsed = self._reserve.lapsed(now)
         if self._parking:
-            for key in self._parking.wake(self._freed, self._nearer, now):
+            for key in self._parking.wake(self._freed, self._nearer, now, lapsed=lapsed):
                 self._queue.unpark(key)
         self._freed.clear()
         self._nearer.clear()
@@ -180,7 +213,8 @@ class WaitingRoom:
             return now
         first = next(iter(self._tickets.values()), None)
         expiry = first.entered_at + self._ttl_s if first is not None else math.inf
-        return min(expiry, self._parking.next_moment())
+        lapse = self._reserve.due if first is not None else math.inf
+        return min(expiry, lapse, self._parking.next_moment())
 
     # -- questions
 
@@ -196,6 +230,7 @@ class WaitingRoom:
     def check(self) -> None:
         self._queue.check()
         self._parking.check()
+        self._reserve.check()
         assert len(self._queue) == len(self._tickets)
         entered = [ticket.entered_at for ticket in self._tickets.values()]
         assert entered == sorted(entered), "expiry is out of order"

@@ -92,6 +92,8 @@ async def test_a_replica_that_fails_before_its_answer_is_left_for_another(
         # A connection that was kept and then reset may have been stale: it is tried once more.
         assert len(home.received) == (2 if fault is resets else 1)
         assert len(other.received) == 1
+        (row,) = await it.usage()  # with the one that found its home
+        assert (row["requests"], row["ok"]) == (2, 2), "a retry is billed once"
         it.gateway.pump.dispatcher.check()
 
 
@@ -117,6 +119,8 @@ async def test_what_every_replica_refuses_is_told_as_what_it_was(fleet) -> None:
         assert answer.json()["error"]["code"] == "server_overloaded"
         assert answer.headers["retry-after"] == "7"
         assert sum(len(one.received) for one in it.replicas) == 2
+        (row,) = await it.usage()
+        assert (row["requests"], row["failed"], row["completion_tokens"]) == (1, 1, 0)
 
 
 async def test_attempts_are_bounded(fleet) -> None:

@@ -1,13 +1,13 @@
 """The dispatcher's laws, under any order of events.
 
 Every request is in one place and has one outcome; nothing goes where it may not; after a poll
-nobody is left waiting who could be placed, but for those who wait for a warm place and may; and
-between polls nothing was due.
+nobody is left waiting who could be placed, but for those who wait for a warm place and may; nobody
+is passed on the way into a replica's last places; and between polls nothing was due.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -26,6 +26,9 @@ from gateway.core.dispatcher import (
     RejectReason,
     ReplicaState,
 )
+from gateway.core.parking import Key
+from gateway.core.reserve import NONE
+from gateway.core.waiting_room import Ticket
 from shared.ids import AdapterId, ReplicaId, RequestId, TenantId
 from shared.messages import AdapterState, AdapterStatus, ReplicaReport, Tier
 
@@ -60,10 +63,38 @@ contents = st.lists(
 ).map(tuple)
 
 
+class Watched(Dispatcher):
+    """Says when somebody is passed."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.parked: dict[tuple[TenantId, Key], float] = {}
+        self.reached = 0
+
+    def _place(self, ticket: Ticket, now: float) -> Dispatch | None:
+        tag, before = self._room.turn, {r: x.load for r, x in self._fleet.replicas.items()}
+        dispatch = super()._place(ticket, now)
+        if dispatch is None:
+            self.parked[ticket.arrival.tenant, ticket.key] = tag
+            return None
+        replica = self._fleet.replicas[dispatch.placement.replica]
+        if before[replica.id] >= replica.common:  # one of its last
+            self.reached += 1
+            waits, tenants = self._room._parking._waits, self._room._queue._tenants
+            for (tenant, key), its in self.parked.items():
+                line = tenants[tenant].lines.get(key) if tenant in tenants else None
+                if line is not None and line.parked and replica.id in waits[key].wanted:
+                    assert tag <= its, f"{tenant} was passed"
+        return dispatch
+
+
 class DispatcherMachine(RuleBasedStateMachine):
+    setting: ClassVar[dict[str, Any]] = SETTINGS
+    capacities = 1
+
     def __init__(self) -> None:
         super().__init__()
-        self.core = Dispatcher(**SETTINGS)
+        self.core = Watched(**self.setting)
         self.now = 1000.0
         self.count = 0
         self.seq = 0
@@ -114,6 +145,7 @@ class DispatcherMachine(RuleBasedStateMachine):
     ) -> None:
         self.event()
         self.seq += 1
+        capacity *= self.capacities
         report = ReplicaReport(
             replica=replica, boot=boot, seq=self.seq, base="base", slots=2, capacity=capacity,
             running=running, waiting=waiting, pages_total=1, pages_free=1, max_model_len=128,
@@ -150,7 +182,7 @@ class DispatcherMachine(RuleBasedStateMachine):
         self, tenant: TenantId, adapter: AdapterId | None, burst: int, tokens: int, streams: bool
     ) -> None:
         self.event()
-        for _ in range(burst):
+        for _ in range(burst * self.capacities):
             self.count += 1
             arrival = Arrival(
                 RequestId(f"r{self.count}"), tenant, 1.0, adapter, tokens, tokens, streams=streams
@@ -247,7 +279,7 @@ class DispatcherMachine(RuleBasedStateMachine):
 
     def nobody_waits_who_could_be_placed(self) -> None:
         for key in self.core._room._queue.all_keys():
-            choice = self.core._router.pick(*key, self.now)
+            choice = self.core._router.pick(*key, self.now, claim=NONE)
             heads: dict[TenantId, RequestId] = {}
             for request in self.core._room._queue.of_key(key):
                 heads.setdefault(self.queued[request].tenant, request)
@@ -279,3 +311,16 @@ class DispatcherMachine(RuleBasedStateMachine):
 
 TestDispatcherMachine = DispatcherMachine.TestCase
 TestDispatcherMachine.settings = settings(stateful_step_count=40)
+
+
+class ReserveMachine(DispatcherMachine):
+    """The same with last places that are kept."""
+
+    setting: ClassVar[dict[str, Any]] = SETTINGS | {
+        "reserve_share": 0.25, "reserve_for_s": 1.0, "per_tenant_max": 60, "load_floor": 4,
+    }  # fmt: skip
+    capacities = 4
+
+
+TestReserveMachine = ReserveMachine.TestCase
+TestReserveMachine.settings = settings(stateful_step_count=40)

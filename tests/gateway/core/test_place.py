@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
@@ -29,12 +30,12 @@ def report(replica: ReplicaId, *states: AdapterState, seq: int = 1) -> ReplicaRe
     )  # fmt: skip
 
 
-def fleet(tiers: list[list[Tier]]) -> Dispatcher:
-    core = Dispatcher(**SETTINGS)
+def fleet(tiers: list[list[Tier]], *, capacity: int = 2, reserve_share: float = 0.0) -> Dispatcher:
+    core = Dispatcher(**SETTINGS, reserve_share=reserve_share, reserve_for_s=1.0)
     for replica, its in zip(REPLICAS, tiers, strict=True):
         core.replica_added(replica, 0.0)
         states = (AdapterState(n, "v", t) for n, t in zip(NAMES, its, strict=True))
-        core.report(report(replica, *states), 0.0)
+        core.report(replace(report(replica, *states), capacity=capacity), 0.0)
     core.poll(0.0)
     return core
 
@@ -61,7 +62,7 @@ steps = st.lists(
             st.just("arrive"), st.sampled_from("abc"), st.sampled_from([None, *NAMES, "made-up"])
         ),
         st.tuples(st.just("finish"), st.integers(0, 9), st.integers(0, 500)),
-        st.tuples(st.just("wait"), st.floats(0, 0.2), st.none()),
+        st.tuples(st.just("wait"), st.floats(0, 0.2) | st.just(1.0), st.none()),
     ),
     max_size=60,
 )
@@ -70,11 +71,12 @@ steps = st.lists(
 @given(
     tiers=st.lists(st.lists(st.sampled_from(Tier), min_size=2, max_size=2), min_size=3, max_size=3),
     steps=steps,
+    size=st.sampled_from([{"capacity": 2}, {"capacity": 8, "reserve_share": 0.5}]),
 )
 def test_every_decision_is_the_one_of_the_long_way(
-    tiers: list[list[Tier]], steps: list[tuple[str, Any, Any]]
+    tiers: list[list[Tier]], steps: list[tuple[str, Any, Any]], size: dict[str, Any]
 ) -> None:
-    roads = [Road(fleet(tiers), short=False), Road(fleet(tiers), short=True)]
+    roads = [Road(fleet(tiers, **size), short=short) for short in (False, True)]
     now, flying = 0.0, []
     for number, (what, this, that) in enumerate(steps):
         if what == "arrive":
