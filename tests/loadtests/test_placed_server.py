@@ -1,4 +1,4 @@
-"""A server of places: no more at once than it has, in order, and who leaves gives its place back."""
+"""Servers of places: no more at once than they have, in order; who leaves gives its place back."""
 
 from __future__ import annotations
 
