@@ -3,8 +3,8 @@
 Two replicas of a tiny base on the CPU, a store and a gateway, each a process. Both tenants have an
 adapter of their own. Here a first token also takes longer because a batch is fuller, and because
 two cores do all the work, the clients' as well: that is no matter of whose turn it is. So the light
-tenant is measured three times: alone, beside a flood of which just half of the places are asked
-for, and beside one that is 64 deep.
+tenant is measured three times: alone, beside one that asks for half of the places only, so that
+nobody waits for any, and beside a flood 64 deep.
 """
 
 from __future__ import annotations
