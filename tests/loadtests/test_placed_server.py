@@ -17,7 +17,9 @@ def test_never_more_than_its_places_and_first_in_first_out(
     steps: list[tuple[bool, int]], capacity: int
 ) -> None:
     places: Places[int] = Places(Engine(capacity=capacity, prefill_s=1.0, prompt_token_s=0.5))
-    entered, begun, held, last = 0, [], set(), 0.0
+    begun: list[int] = []
+    held: set[int] = set()
+    entered, last = 0, 0.0
     for now, (enters, which) in enumerate(steps):
         if enters:
             places.enter(entered, which)
