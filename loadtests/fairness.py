@@ -93,14 +93,10 @@ def _lights(engine: Engine, seed: int) -> dict[str, Any]:
     none = run(LIGHT, flood(engine), share=0.0)
     return {
         "engine": asdict(engine),
-        "with_reserve": _ratio(alone, kept["light"]),
-        "without": _ratio(alone, none["light"]),
-        "all_served_against_without": round(_served(kept) / _served(none), 4),
+        "with_reserve": ratio(alone, kept["light"]),
+        "without": ratio(alone, none["light"]),
+        "flood_served_against_without": round(kept["flood"].served / none["flood"].served, 4),
     }
-
-
-def _served(seen: dict[str, Seen]) -> float:
-    return sum(one.served for one in seen.values())
 
 
 @dataclass
@@ -142,8 +138,8 @@ async def live(names: list[str], seed: int, seconds: float) -> dict[str, Any]:
         engine = ENGINES[name]
         alone = await _phase(engine, [LIGHT], seed, seconds, warm_s=_WARM_ALONE_S)
         beside = await _phase(engine, [LIGHT, flood(engine)], seed, seconds)
-        ratio = _ratio(alone.seen["light"], beside.seen["light"])
-        lights[name] = {"engine": asdict(engine), "with_reserve": ratio}
+        found = ratio(alone.seen["light"], beside.seen["light"])
+        lights[name] = {"engine": asdict(engine), "with_reserve": found}
     weighed = await _phase(SMALL, WEIGHED, seed, seconds)
     one = WEIGHED[0]
     held = SMALL.replicas * SMALL.capacity * (one.prompt[1] + one.output[1])
@@ -253,7 +249,7 @@ def _request(key: str, prompt: int, output: int, most: int) -> bytes:
     return head.encode() + body
 
 
-def _ratio(alone: Seen, beside: Seen) -> dict[str, float]:
+def ratio(alone: Seen, beside: Seen) -> dict[str, float]:
     first, second = _p_ms(alone, 99), _p_ms(beside, 99)
     return {
         "requests_alone": len(alone.first_tokens_s),
@@ -278,6 +274,7 @@ def main(
         typer.Option(metavar="NAME", help=f"Live; any of: {', '.join(ENGINES)}. None: the first."),
     ] = None,
     simulate: Annotated[bool, typer.Option(help="Simulate all of them first.")] = True,
+    measure: Annotated[bool, typer.Option(help="Measure live.")] = True,
     seconds: Annotated[float, typer.Option(min=5, help="Of each live phase.")] = 45.0,
     seed: Annotated[int, typer.Option(help="Of all dice.")] = 1,
 ) -> None:
@@ -286,7 +283,8 @@ def main(
     if unknown := [name for name in names if name not in ENGINES]:
         raise typer.BadParameter(f"{unknown[0]!r} is none of: {', '.join(ENGINES)}")
     found: dict[str, Any] = {"simulated": simulated(seed)} if simulate else {}
-    found["live"] = uvloop.run(live(names, seed, seconds))
+    if measure:
+        found["live"] = uvloop.run(live(names, seed, seconds))
     out.write_bytes(orjson.dumps(found, option=orjson.OPT_INDENT_2) + b"\n")
     print(out.read_text(), end="")
 

@@ -84,7 +84,7 @@ class LiveFleet:
         config = folder / "gateway.yaml"
         config.write_text(yaml.safe_dump(self._config(store)))
         self.url = await self._spawn("gateway", ["gateway", "--config", str(config)])
-        self.key = await self._tenant()
+        self.key = await self.tenant("t")
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -167,10 +167,11 @@ class LiveFleet:
         self._running[name] = process
         return ready.split()[-1]
 
-    async def _tenant(self) -> str:
+    async def tenant(self, name: str) -> str:
+        """A new one: its key."""
         async with httpx.AsyncClient(headers={"Authorization": f"Bearer {ADMIN_KEY}"}) as http:
-            await http.post(f"{self.url}/admin/v1/tenants", json={"id": "t"})
-            made = await http.post(f"{self.url}/admin/v1/tenants/t/keys", json={})
+            await http.post(f"{self.url}/admin/v1/tenants", json={"id": name})
+            made = await http.post(f"{self.url}/admin/v1/tenants/{name}/keys", json={})
             return str(made.raise_for_status().json()["secret"])
 
 

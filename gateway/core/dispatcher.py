@@ -126,7 +126,7 @@ class Dispatcher(Membership):
         if not self.quiet or arrival.queue_max == 0:
             return None
         self._room.asked(arrival.tenant, now)
-        claim = self._room.claim(arrival.tenant, now)
+        claim = self._claim(arrival.tenant, now)
         choice = self._router.pick(arrival.model, _UNTRIED, now, claim=claim)
         if choice is None or (choice.cold and choice.awaited):
             return None
@@ -252,13 +252,13 @@ class Dispatcher(Membership):
         """Whose turn it is, while some replica has a place for it, or for somebody behind it."""
         if not self._fleet.open or (head := self._room.first()) is None:
             return None
-        if self._fleet.roomy or self._room.claim(head.arrival.tenant, now) < NONE:
+        if self._fleet.roomy or self._claim(head.arrival.tenant, now) < NONE:
             return head
         return None if self._fleet.open <= self._router.could_take(*head.key) else head
 
     def _place(self, ticket: Ticket, now: float) -> Dispatch | None:
         """Send the head whose turn it is, or pass it over."""
-        key, claim = ticket.key, self._room.claim(ticket.arrival.tenant, now)
+        key, claim = ticket.key, self._claim(ticket.arrival.tenant, now)
         if (
             self._room.stuck(ticket, claim)
             or (choice := self._router.pick(*key, now, claim=claim)) is None

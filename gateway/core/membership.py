@@ -14,7 +14,7 @@ from gateway.core.outlook import Outlook
 from gateway.core.placement import Order
 from gateway.core.popularity import Expected
 from gateway.core.replica import Replica
-from gateway.core.reserve import NONE
+from gateway.core.reserve import FIRST, NONE
 from gateway.core.waiting_room import WaitingRoom
 from shared.ids import ReplicaId, TenantId
 from shared.messages import AdapterState, ReplicaReport
@@ -138,6 +138,12 @@ class Membership(Outlook):
             self.verdicts.append(verdict := self._fleet.health.news.pop(0))
             self._shrunk |= verdict.standing is Standing.EJECTED
             self._note_room(verdict.replica)
+
+    def _claim(self, tenant: TenantId, now: float) -> float:
+        """Of whose turn it is; it matters where a replica has nothing but last places."""
+        if len(self._fleet.roomy) == len(self._fleet.open):
+            return FIRST
+        return self._room.claim(tenant, now)
 
     def _note_room(self, replica: ReplicaId | None) -> None:
         if replica is not None and replica in self._fleet.open:

@@ -84,9 +84,10 @@ class Reserve:
         if self.due == math.inf or now >= self.due:
             return FIRST
         mine = self._holdings.get(tenant)
-        if mine is None or mine.running * self._weights <= _MODEST * self._running * mine.weight:
+        if mine is None:
             return tag
-        return NONE
+        mean = self._running / self._weights
+        return tag if mine.here + mine.elsewhere <= _MODEST * mean * mine.weight else NONE
 
     def lapsed(self, now: float) -> bool:
         """True once, when it is open to all from now on."""

@@ -77,7 +77,8 @@ def test_every_decision_is_the_one_of_the_long_way(
     tiers: list[list[Tier]], steps: list[tuple[str, Any, Any]], size: dict[str, Any]
 ) -> None:
     roads = [Road(fleet(tiers, **size), short=short) for short in (False, True)]
-    now, flying = 0.0, []
+    now = 0.0
+    flying: list[RequestId] = []
     for number, (what, this, that) in enumerate(steps):
         if what == "arrive":
             arrival = Arrival(RequestId(f"r{number}"), TenantId(this), 1.0, that, 10, 20)

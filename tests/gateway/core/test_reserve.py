@@ -69,11 +69,11 @@ class House:
         self.core.check()
         return sent
 
-    def end(self, tenant: TenantId) -> list[TenantId]:
+    def end(self, tenant: TenantId, *, output: int = 20) -> list[TenantId]:
         """Its oldest ends: who is sent then."""
         request = next(r for r, (whose, _) in self.where.items() if whose == tenant)
         del self.where[request]
-        self.core.finish(request, 10, 20, self.now)
+        self.core.finish(request, 10, output, self.now)
         return self.poll()
 
     def running(self, tenant: TenantId) -> int:
@@ -171,6 +171,21 @@ def test_a_light_tenant_of_the_same_adapter_is_not_stuck_with_the_flood() -> Non
     house.ask(A, 64, adapter=SQL)
     house.poll()
     assert house.ask(B, adapter=SQL) == 1
+
+
+def test_nobody_passes_one_who_waits_for_a_common_place_there() -> None:
+    """C holds nothing, and yet it has had more than A, whose turn it is."""
+    house = House(replicas=0)
+    house.say(0, SQL)
+    house.say(1, LEGAL)
+    for _ in range(20):
+        house.ask(C, adapter=LEGAL, output_tokens=500)
+        assert house.end(C, output=500) == []
+        house.ask(A, adapter=SQL)
+    assert house.running(A) == 14
+    assert house.ask(C, adapter=LEGAL) == 1
+    assert house.ask(C, adapter=SQL) == 0
+    assert house.core.queued == 7
 
 
 def test_a_place_that_another_gateway_gives_up_wakes_who_waits_for_a_common_one() -> None:
