@@ -20,7 +20,7 @@ from loadtests.demand import Demand
 from loadtests.machine import Machine
 from loadtests.proposal import Pool, Wish
 from loadtests.simulator import simulate
-from loadtests.sizing import load, with_replicas
+from loadtests.sizing import load, places_for, with_replicas
 from loadtests.trace import Trace
 
 PROPOSED: Final = "proposed"
@@ -29,10 +29,11 @@ TRIALS: Final = 8
 
 _SKIP: Final = 0.1
 _TRIES: Final = 4
+_SAME: Final = 0.05  # of the 99th percentile, either way
 _ARRIVALS: Final = (200, 5000)
-_TOKEN_CPU_S: Final = 25e-6  # what a trial takes of this machine, roughly
-_REQUEST_CPU_S: Final = 1e-3
-_REPORT_CPU_S: Final = 12e-6  # of each adapter in it
+_TOKEN_CPU_S: Final = 12e-6  # what a trial takes of a usual machine, roughly
+_REQUEST_CPU_S: Final = 0.5e-3
+_REPORT_CPU_S: Final = 6e-6  # of each adapter in it
 _REPORTS_PER_S: Final = 20.0
 _WARM_UP_S: Final = (10.0, 900.0)
 
@@ -169,10 +170,24 @@ def verdict(trial: Trial, chosen: Trial, wish: Wish) -> str:
     disk = trial.found["disk"] - chosen.found["disk"]
     if disk > 0.0005:
         return f"{100 * trial.found['disk']:.2g} % of the requests wait for a disk"
-    if abs(slower) < 0.05 * chosen.p99_ms:
-        return "buys nothing" if dearer >= 0 else "as good, and cheaper"
+    if abs(slower) < _SAME * chosen.p99_ms:
+        return _as_good(trial.pool, chosen.pool, wish)
     cost = f", {abs(dearer):.2f} an hour {'more' if dearer > 0 else 'less'}" if dearer else ""
     return f"{abs(slower):.0f} ms {'slower' if slower > 0 else 'faster'}{cost}"
+
+
+def _as_good(pool: Pool, chosen: Pool, wish: Wish) -> str:
+    """What a stretch that was run does not show."""
+    adapters = len(pool.demand.adapters)
+    if pool.slots < chosen.slots:
+        return "as good here; a full batch would wait for slots"
+    if pool.host_slots < chosen.host_slots:
+        if pool.host_slots < places_for(adapters, 1, pool.replicas, wish):
+            return "as good here; has no room for the rarest"
+        return "as good here; a lost replica's adapters would come from disk"
+    if pool.replicas < chosen.replicas:
+        return "as good here; has no room for a burst"
+    return "buys nothing"
 
 
 def part_of(rows: Trace, pool: Pool, demand: Demand) -> Trace:
