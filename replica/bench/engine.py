@@ -192,7 +192,7 @@ def served(
             "max_loras": max(1, adapters),
             "max_lora_rank": rank,
             "max_waiting": 4096,
-            "max_model_len": min(MODEL_LEN, config.max_position_embeddings),
+            "max_model_len": min(MODEL_LEN, 8 * settings["pages"]),  # half the pool at most
             "host_bytes": 16 << 30,
         }
         with serving(folder, settings) as url:

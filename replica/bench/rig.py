@@ -25,6 +25,8 @@ from shared.ids import AdapterId
 from shared.messages import Tier
 
 MODEL_LEN: Final = 4096
+MIXED_STEP_RATIO: Final = 3.0
+"""As a replica's settings have it."""
 _FILES: Final = 8  # of different weights a rank; the names beyond share them, in pages of their own
 
 
@@ -93,6 +95,7 @@ class Rig:
             max_step_tokens=self._max_step_tokens,
             eos_ids=self.config.eos_token_ids,
             max_model_len=MODEL_LEN,
+            mixed_step_ratio=MIXED_STEP_RATIO,
         )
         self._loading: list[tuple[Arrival | None, Load, float]] = []
         self.loads_s: list[float] = []

@@ -59,7 +59,7 @@ class Scheduler:
         eos_ids: frozenset[int],
         max_model_len: int,
         adapter_wait_s: float = 0.5,
-        mixed_step_ratio: float = 3.0,
+        mixed_step_ratio: float | None = None,
     ) -> None:
         if max_running < 1 or max_step_tokens < max_running:
             raise ValueError(

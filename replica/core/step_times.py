@@ -31,8 +31,9 @@ _TRUSTED: Final = 8.0
 
 
 class StepTimes:
-    def __init__(self, *, ratio: float) -> None:
-        if not ratio > 1:
+    def __init__(self, *, ratio: float | None) -> None:
+        """None: steps are measured, and not limited."""
+        if ratio is not None and not ratio > 1:
             raise ValueError(f"a step with prompts takes longer than one without: {ratio=}")
         self._ratio = ratio
         self._begun: deque[float] = deque()
@@ -51,7 +52,7 @@ class StepTimes:
     @property
     def budget(self) -> int | None:
         """Tokens of prompts in a step that also decodes; None: no limit is known."""
-        if self.token_s <= 0:
+        if self._ratio is None or self.token_s <= 0:
             return None
         return max(LEAST, int((self._ratio - 1) * self.base_s / self.token_s))
 

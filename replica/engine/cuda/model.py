@@ -118,7 +118,8 @@ class CudaModel:
         qkv = apply(0, add_norm(h, delta, layer.input_norm, eps, quantised=linears[0].quantised))
         rotate(qkv, kv, batch.places, self._rotation, layer.qk_norm, eps)
         width = config.num_heads * config.head_dim
-        attended = torch.empty(h.shape[0], width, dtype=h.dtype, device=h.device)
+        made = torch.empty if batch.blocks is None else torch.zeros  # padding is in no block
+        attended = made(h.shape[0], width, dtype=h.dtype, device=h.device)
         if batch.single is not None:
             attend_rows(qkv.raw, kv, attended, batch.places, batch.single, layer.window)
         if batch.blocks is not None:

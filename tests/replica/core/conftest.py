@@ -70,6 +70,7 @@ class EngineThread:
             eos_ids=eos_ids,
             max_model_len=max_model_len,
             adapter_wait_s=adapter_wait_s,
+            mixed_step_ratio=3.0,
         )
         self.memory: dict[tuple[int, int], tuple[int, Weights]] = {}
         self.slots: dict[int, tuple[AdapterId, str]] = {}
