@@ -122,8 +122,9 @@ class SimReplica:
             else:
                 live.tier = self._loading.get(job.adapter)
         sampling = Sampling(max_tokens=job.output_tokens, ignore_eos=True)
-        prompt = (0,) * job.prompt_tokens
-        self._scheduler.add(Sequence(str(job.request), job.adapter, prompt, sampling, now), now)
+        self._scheduler.add(
+            Sequence(str(job.request), job.adapter, _prompt(job), sampling, now), now
+        )
         return self._go_on([], now)
 
     def bring(self, order: Order, now: float) -> tuple[list[Ended], Coming]:
@@ -275,6 +276,12 @@ def listing(adapters: list[AdapterId]) -> list[AdapterState]:
     """What the store says that it has."""
     state = AdapterState(AdapterId(""), DIGEST, Tier.DISK, rank=16, size_bytes=SIZE_BYTES)
     return [replace(state, adapter=adapter) for adapter in adapters]
+
+
+def _prompt(job: Job) -> tuple[int, ...]:
+    """Begins with the request's name, so that none is found in the pages of another."""
+    name = tuple(job.request.encode())[: job.prompt_tokens]
+    return name + (0,) * (job.prompt_tokens - len(name))
 
 
 def _drawn(step: Step) -> dict[str, int]:
