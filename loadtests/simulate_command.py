@@ -140,7 +140,7 @@ def _traces(
     fleet: tuple[int, Prices],
 ) -> list[tuple[str, Trace]]:
     if path is not None:
-        return [(str(path), or_usage(lambda: traces.read(path)))]
+        return [(path.name, or_usage(lambda: traces.read(path)))]
     made = []
     for part in or_usage(lambda: [float(text) for text in load.split(",")]):
         title, recipe = or_usage(partial(_recipe, zipf, adapters, part, arrivals, seed, fleet))
