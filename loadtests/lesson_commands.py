@@ -1,15 +1,20 @@
 """`loraplex lesson`: the two worked examples of the field's lesson, reproduced.
 
-(Of the second, which needs tensors, only the name is here: the replica works it.)
+The second needs tensors, which nothing here loads: it is a program of the replica's that takes
+this one's place.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
+from gateway.cli.extra import require_replica
+from gateway.cli.failure import Failure
 from loadtests.lesson import SETTINGS, Hits, Lesson, hits
 from loadtests.usage import JsonFlag, show
 
@@ -45,6 +50,22 @@ def cache(
         f"\nThe fleet: {adapters} dedicated replicas, idle but for {100 / adapters:.1f} % of the "
         "traffic each on average, or 6 shared ones that hold every adapter in host memory."
     )
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+)
+def batching(context: typer.Context) -> None:
+    """Rows of many adapters in one batch: the same outputs as merged one after another."""
+    try:
+        require_replica()
+    except Failure as failure:
+        typer.echo(f"error: {failure}", err=True)
+        raise typer.Exit(failure.code) from failure
+    sys.stdout.flush()
+    program = [sys.executable, "-m", "replica.bench.batching"]
+    os.execv(sys.executable, [*program, *context.args])
 
 
 def _line(row: Hits) -> str:

@@ -23,9 +23,9 @@ from typing import Annotated, Any
 import typer
 
 from loadtests import trace as traces
+from loadtests.live_test import GENERATORS, GeneratorFailed, LiveTest, run, write
 from loadtests.recipe import Recipe, generate
 from loadtests.trace import Trace
-from loadtests.trial import GENERATORS, GeneratorFailed, Trial, run, write
 from loadtests.up_fleet import Shape
 from loadtests.usage import or_usage, usage
 
@@ -82,14 +82,13 @@ def main(
             skew=zipf,
             tenants=tenants,
             prompt_tokens_mean=prompt_tokens,
-            prompt_tokens_max=max(round(8 * prompt_tokens), 1),
+            prompt_tokens_max=1024,  # half of the small base's context
             output_tokens_mean=output_tokens,
-            output_tokens_max=max(round(8 * output_tokens), 1),
         )
     )
     rows: Trace = tuple(generate(recipe)) if trace is None else or_usage(lambda: traces.read(trace))
     made = f"Zipf {zipf}, {adapters} adapters, {rate:g}/s" if trace is None else trace.name
-    trial = Trial(
+    test = LiveTest(
         trace=rows,
         title=title or f"Load test: {made}",
         shape=Shape(
@@ -107,13 +106,13 @@ def main(
         notes=tuple(note or ()),
     )
     command = shlex.join(["python", "-m", "loadtests.loadtest", *sys.argv[1:]])
-    _test(trial, out, command)
+    _test(test, out, command)
 
 
-def _test(trial: Trial, out: Path, command: str) -> None:
-    typer.echo(f"{trial.title}: {len(trial.trace)} requests over {trial.trace[-1].at_s:.0f} s")
+def _test(test: LiveTest, out: Path, command: str) -> None:
+    typer.echo(f"{test.title}: {len(test.trace)} requests over {test.trace[-1].at_s:.0f} s")
     try:
-        told = write(trial, asyncio.run(run(trial)), out, command)
+        told = write(test, asyncio.run(run(test)), out, command)
     except (GeneratorFailed, RuntimeError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from error

@@ -29,6 +29,11 @@ def usage(message: str) -> NoReturn:
     raise typer.Exit(2)
 
 
+def note(message: str) -> None:
+    """Progress goes to stderr, so that stdout stays data."""
+    typer.echo(message, err=True)
+
+
 def write(data: bytes, path: Path | None) -> None:
     """To a file, or to standard output."""
     if path is None:

@@ -34,7 +34,7 @@ def commands(group: typer.Typer = app, path: tuple[str, ...] = ()) -> Iterator[t
 
 
 COMMANDS = sorted(commands())
-PROCESSES = {("gateway",), ("replica",), ("lesson",), ("simulate",), ("trace",)} | {
+PROCESSES = {("gateway",), ("replica",), ("lesson",), ("plan",), ("simulate",), ("trace",)} | {
     ("bench", part) for part in ("kernels", "engine", "residency", "agreement")
 }  # these become another program
 

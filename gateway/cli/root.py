@@ -72,6 +72,13 @@ _add(
     **_passed_on,
 )
 _add(app, "trace", serve.trace, "loraplex trace generate --adapters 500", **_passed_on)
+_add(
+    app,
+    "plan",
+    serve.plan,
+    "loraplex plan --zipf 1.1 --adapters 500 --rate 40",
+    **_passed_on,
+)
 _add(app, "simulate", serve.simulate, "loraplex simulate --zipf 1.1 --load 0.75", **_passed_on)
 _add(app, "lesson", serve.lesson, "loraplex lesson cache", **_passed_on)
 

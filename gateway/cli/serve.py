@@ -1,4 +1,4 @@
-"""`loraplex gateway …`, `replica …`, `trace …`, `lesson …`, `simulate …`: other programs.
+"""`loraplex gateway …`, `replica …`, `trace …`, `plan …`, `lesson …`, `simulate …`: others.
 
 Each is a package's own program, which the gateway must not import. They replace this process, so
 that a supervisor's signals and exit codes are theirs, and their own `--help` is what one reads.
@@ -43,6 +43,11 @@ def lesson(context: typer.Context) -> None:
 def simulate(context: typer.Context) -> None:
     """A trace through the cores under virtual time; `loraplex simulate --help` says how."""
     _become("loadtests", ["simulate", *context.args])
+
+
+def plan(context: typer.Context) -> None:
+    """Replicas, slots and host memory for a load, and why; `loraplex plan --help` says how."""
+    _become("loadtests", ["plan", *context.args])
 
 
 def _become(package: str, arguments: list[str]) -> None:

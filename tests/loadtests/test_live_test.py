@@ -10,20 +10,20 @@ from pathlib import Path
 
 import pytest
 
+from loadtests.live_test import LiveTest, faults, run, write
 from loadtests.recipe import Recipe, generate
-from loadtests.trial import Trial, faults, run, write
 from loadtests.up_fleet import Shape
 from loadtests.weights import Size
 
 
-def small(**fields: float) -> Trial:
+def small(**fields: float) -> LiveTest:
     recipe = Recipe(
         arrivals=24, rate_per_s=8, adapters=5, tenants=2,
         prompt_tokens_mean=12, prompt_tokens_max=40, output_tokens_mean=4, output_tokens_max=8,
     )  # fmt: skip
     shape = Shape(replicas=1, slots=2, host=4, capacity=4, pages=256, size=Size())
     return replace(
-        Trial(trace=tuple(generate(recipe)), title="small", shape=shape, late_p99_ms=5000),
+        LiveTest(trace=tuple(generate(recipe)), title="small", shape=shape, late_p99_ms=5000),
         **fields,  # type: ignore[arg-type]
     )
 
@@ -47,15 +47,15 @@ def children() -> set[int]:
 
 async def test_a_load_test_leaves_a_report_and_nothing_that_runs(tmp_path: Path) -> None:
     before = children()
-    trial = small(generators=("asyncio",), requests_per_min=6)
-    replayed = await run(trial)
+    test = small(generators=("asyncio",), requests_per_min=6)
+    replayed = await run(test)
     assert children() <= before
-    told = write(trial, replayed, tmp_path / "out", "the command")
+    told = write(test, replayed, tmp_path / "out", "the command")
     assert told == json.loads(json.dumps(told))
     assert told["faults"] == []
     # Six a minute for each of two tenants: the rest is refused, which is no fault where asked for.
     assert told["failures"] == {"HTTP 429": told["failed"]}
-    assert faults(replace(trial, requests_per_min=None), replayed) == [
+    assert faults(replace(test, requests_per_min=None), replayed) == [
         "asyncio: 12 requests: HTTP 429"
     ]
     rows = list(csv.DictReader((tmp_path / "out" / "requests.csv").open()))
@@ -76,8 +76,8 @@ async def test_locust_and_the_asyncio_generator_see_the_same_first_tokens(tmp_pa
         arrivals=240, rate_per_s=8, adapters=6, prompt_tokens_mean=24, prompt_tokens_max=96,
         output_tokens_mean=8, output_tokens_max=16,
     )  # fmt: skip
-    trial = small(generators=("locust", "asyncio"), trace=tuple(generate(recipe)))  # type: ignore[arg-type]
-    told = write(trial, await run(trial), tmp_path, "the command")
+    test = small(generators=("locust", "asyncio"), trace=tuple(generate(recipe)))  # type: ignore[arg-type]
+    told = write(test, await run(test), tmp_path, "the command")
     assert told["faults"] == []
     seen = told["ttft_ms_by_generator"]
     assert seen["locust"]["count"] == seen["asyncio"]["count"]

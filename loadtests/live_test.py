@@ -1,8 +1,8 @@
-"""Trial: a trace replayed open loop against a fleet that `loraplex up` starts for it and ends.
+"""Live test: a trace replayed open loop against a fleet that `loraplex up` starts and ends for it.
 
 The trace's adapters are brought there and its tenants get keys. What comes of it are outcomes,
-readings of the replicas meanwhile, and the prices that fit their steps. A trial whose generator
-fell behind is none, for it was not this trace.
+readings of the replicas meanwhile, and the prices that fit their steps. One whose generator fell
+behind is no test, for it was not this trace.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class GeneratorFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class LiveTest:
     trace: Trace
     title: str
     shape: Shape = field(default_factory=Shape)
@@ -60,24 +60,24 @@ class Replayed:
         return tuple(row for row in self.outcomes if row.due_s >= after_s)
 
 
-async def run(trial: Trial) -> dict[str, Replayed]:
+async def run(test: LiveTest) -> dict[str, Replayed]:
     """By generator, each on a fresh fleet: prompts that were seen before would be cached."""
-    return {name: await _replayed(trial, name) for name in trial.generators}
+    return {name: await _replayed(test, name) for name in test.generators}
 
 
-async def _replayed(trial: Trial, generator: str) -> Replayed:
-    names = sorted({str(row.adapter) for row in trial.trace if row.adapter is not None})
-    tenants = sorted({str(row.tenant) for row in trial.trace})
-    limits = {} if trial.requests_per_min is None else {"requests_per_min": trial.requests_per_min}
+async def _replayed(test: LiveTest, generator: str) -> Replayed:
+    names = sorted({str(row.adapter) for row in test.trace if row.adapter is not None})
+    tenants = sorted({str(row.tenant) for row in test.trace})
+    limits = {} if test.requests_per_min is None else {"requests_per_min": test.requests_per_min}
     with TemporaryDirectory(prefix="loadtest-") as made:
         folder = Path(made)
-        traces.write(trial.trace, folder / "trace.jsonl")
-        async with UpFleet(folder, trial.shape, names) as fleet:
+        traces.write(test.trace, folder / "trace.jsonl")
+        async with UpFleet(folder, test.shape, names) as fleet:
             keys = await fleet.register(tenants, limits)
             (folder / "keys.json").write_bytes(orjson.dumps(keys))
             await fleet.settled()
             async with watching(fleet.replicas) as readings:
-                done = await _generate(generator, folder, fleet, trial.late_p99_ms)
+                done = await _generate(generator, folder, fleet, test.late_p99_ms)
             return Replayed(outcomes=done, watched=Watched(readings, fleet.base))
 
 
@@ -110,8 +110,8 @@ async def _generate(
     return outcomes.read(found)
 
 
-def faults(trial: Trial, replayed: dict[str, Replayed]) -> list[str]:
-    """Why it is no valid trial, or no success; empty: all is well.
+def faults(test: LiveTest, replayed: dict[str, Replayed]) -> list[str]:
+    """Why it is no valid test, or no success; empty: all is well.
 
     Refusals by quota are answers where limits were asked for, and faults elsewhere.
     """
@@ -119,24 +119,24 @@ def faults(trial: Trial, replayed: dict[str, Replayed]) -> list[str]:
     for name, one in replayed.items():
         told = figures(one.outcomes)
         late_ms = told["late_ms"]["p99"]
-        if late_ms > trial.late_p99_ms:
+        if late_ms > test.late_p99_ms:
             found.append(
                 f"the generator {name} fell behind: p99 lateness {late_ms:.0f} ms, above "
-                f"{trial.late_p99_ms:g}. Lower --rate, or free the machine's cores."
+                f"{test.late_p99_ms:g}. Lower --rate, or free the machine's cores."
             )
         for failure, count in told["failures"].items():
-            if trial.requests_per_min is None or failure != REFUSED:
+            if test.requests_per_min is None or failure != REFUSED:
                 found.append(f"{name}: {count} requests: {failure}")
     return found
 
 
-def told_figures(trial: Trial, replayed: dict[str, Replayed]) -> dict[str, Any]:
+def told_figures(test: LiveTest, replayed: dict[str, Replayed]) -> dict[str, Any]:
     """For a file: figures of the first generator, and the first token as each has seen it."""
     first = next(iter(replayed.values()))
-    shape = trial.shape
+    shape = test.shape
     return {
-        "title": trial.title,
-        "notes": trial.notes,
+        "title": test.title,
+        "notes": test.notes,
         "fleet": {
             "replicas": shape.replicas,
             "slots": shape.slots,
@@ -144,14 +144,14 @@ def told_figures(trial: Trial, replayed: dict[str, Replayed]) -> dict[str, Any]:
             "capacity": shape.capacity,
             "base": str(shape.base.name) if shape.base else f"random, {shape.size}",
         },
-        "arrivals": len(trial.trace),
-        "adapters": len({row.adapter for row in trial.trace if row.adapter is not None}),
-        "tenants": len({row.tenant for row in trial.trace}),
-        "skip": trial.skip,
-        "faults": faults(trial, replayed),
-        **figures(first.counted(trial.skip), first.watched),
+        "arrivals": len(test.trace),
+        "adapters": len({row.adapter for row in test.trace if row.adapter is not None}),
+        "tenants": len({row.tenant for row in test.trace}),
+        "skip": test.skip,
+        "faults": faults(test, replayed),
+        **figures(first.counted(test.skip), first.watched),
         "ttft_ms_by_generator": {
-            name: figures(one.counted(trial.skip))["ttft_ms"] for name, one in replayed.items()
+            name: figures(one.counted(test.skip))["ttft_ms"] for name, one in replayed.items()
         },
         **_fitted(first.watched.readings, shape),
     }
@@ -167,33 +167,33 @@ def _fitted(readings: Sequence[Reading], shape: Shape) -> dict[str, Any]:
     }
 
 
-def write(trial: Trial, replayed: dict[str, Replayed], out: Path, command: str) -> dict[str, Any]:
+def write(test: LiveTest, replayed: dict[str, Replayed], out: Path, command: str) -> dict[str, Any]:
     """A page, tables of requests and readings, the figures and the trace; the figures again."""
     out.mkdir(parents=True, exist_ok=True)
-    told = {"command": command, **told_figures(trial, replayed)}
+    told = {"command": command, **told_figures(test, replayed)}
     first = next(iter(replayed.values()))
     page = report(
-        first.counted(trial.skip),
-        title=trial.title,
-        notes=(*trial.notes, *_setting(trial, told), *(f"Fault: {one}" for one in told["faults"])),
+        first.counted(test.skip),
+        title=test.title,
+        notes=(*test.notes, *_setting(test, told), *(f"Fault: {one}" for one in told["faults"])),
         watched=first.watched,
         more=_by_generator(told) if len(replayed) > 1 else {},
     )
     (out / "report.html").write_text(page)
     (out / "requests.csv").write_text(outcomes.as_csv(first.outcomes))
     (out / "replicas.csv").write_text(as_csv(first.watched.readings))
-    traces.write(trial.trace, out / "trace.jsonl")
+    traces.write(test.trace, out / "trace.jsonl")
     data = orjson.dumps(told, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
     (out / "figures.json").write_bytes(data)
     return told
 
 
-def _setting(trial: Trial, told: dict[str, Any]) -> list[str]:
-    shape = trial.shape
+def _setting(test: LiveTest, told: dict[str, Any]) -> list[str]:
+    shape = test.shape
     return [
         f"{told['arrivals']} requests of {told['tenants']} tenants for {told['adapters']} "
         f"adapters, to {shape.replicas} replicas of {shape.slots} slots, {shape.host} adapters in "
-        f"host memory and {shape.capacity} places each; the first {trial.skip:.0%} of the time is "
+        f"host memory and {shape.capacity} places each; the first {test.skip:.0%} of the time is "
         "left out below.",
         "Prices that fit the replicas' steps: "
         + ", ".join(f"{name} {value:.3g}" for name, value in told["prices"].items())
