@@ -9,6 +9,11 @@ and the prices are the least squares of all of them with no price below zero. Wi
 the best subset of prices above zero is found by trying every one. Every equation is divided by the
 square root of its seconds: long windows say more, but not as much more as they are longer.
 
+A replica does more than steps: it hands over what a step brought, plans the next, brings adapters
+into slots. Clients see that time too, so it is had from them, and counts as part of every step:
+
+    between steps = mean gap between two tokens of a request - mean step that tokens took part in
+
 Loads: seconds over loads, by the tier they came from; a load from disk passes through host memory.
 What readings do not tell apart is in the others' prices: distinct adapters of a step in row_s.
 """
@@ -16,10 +21,11 @@ What readings do not tell apart is in the others' prices: distinct adapters of a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from loadtests.outcome import Outcome
 from loadtests.readings import Reading, by_replica
 
 _Equation = tuple[tuple[float, float, float], float]
@@ -27,9 +33,13 @@ _Equation = tuple[tuple[float, float, float], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """Prices in seconds; `error` is the root mean square of a window's miss, over its mean."""
+    """Prices in seconds; `error` is the root mean square of a window's miss, over its mean.
+
+    `between_s` is what `step_s` has of the time between steps.
+    """
 
     step_s: float
+    between_s: float
     row_s: float
     prompt_token_s: float
     host_load_s: float
@@ -49,8 +59,8 @@ class Fit:
         }
 
 
-def fit(readings: Sequence[Reading]) -> Fit:
-    """Raises ValueError when nothing was computed between them."""
+def fit(readings: Sequence[Reading], outcomes: Iterable[Outcome] = ()) -> Fit:
+    """Raises ValueError when nothing was computed; without outcomes a replica does only steps."""
     equations = list(_equations(readings))
     if not equations:
         raise ValueError("no step was seen: watch the replicas while requests run")
@@ -58,8 +68,10 @@ def fit(readings: Sequence[Reading]) -> Fit:
     miss = [_miss(equation, (step_s, row_s, prompt_token_s)) for equation in equations]
     mean = math.fsum(seconds for _, seconds in equations) / len(equations)
     host_s = _mean_load_s(readings, "host")
+    between_s = _between_s(readings, outcomes)
     return Fit(
-        step_s=step_s,
+        step_s=step_s + between_s,
+        between_s=between_s,
         row_s=row_s,
         prompt_token_s=prompt_token_s,
         host_load_s=host_s,
@@ -79,6 +91,22 @@ def _equations(readings: Sequence[Reading]) -> Iterator[_Equation]:
                     after.prefill_tokens - before.prefill_tokens,
                 )
                 yield computed, after.step_s - before.step_s
+
+
+def _between_s(readings: Sequence[Reading], outcomes: Iterable[Outcome]) -> float:
+    gaps = [
+        (row.total_s - row.first_s, row.completion_tokens - 1)
+        for row in outcomes
+        if not row.failure and row.first_s is not None and row.completion_tokens
+    ]
+    tokens = sum(count for _, count in gaps)
+    drawn = math.fsum(computed[1] for computed, _ in _equations(readings))
+    if not tokens or not drawn:
+        return 0.0
+    seen_s = math.fsum(
+        seconds / computed[0] * computed[1] for computed, seconds in _equations(readings)
+    )
+    return max(math.fsum(seconds for seconds, _ in gaps) / tokens - seen_s / drawn, 0.0)
 
 
 def _least_squares(equations: Sequence[_Equation]) -> tuple[float, float, float]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,7 +21,7 @@ from loadtests import trace as traces
 from loadtests.chart import table
 from loadtests.fit import fit
 from loadtests.outcome import Outcome
-from loadtests.readings import Reading, as_csv, watching
+from loadtests.readings import as_csv, watching
 from loadtests.report import Watched, figures, report
 from loadtests.trace import Trace
 from loadtests.up_fleet import Shape, UpFleet
@@ -153,17 +152,21 @@ def told_figures(test: LiveTest, replayed: dict[str, Replayed]) -> dict[str, Any
         "ttft_ms_by_generator": {
             name: figures(one.counted(test.skip))["ttft_ms"] for name, one in replayed.items()
         },
-        **_fitted(first.watched.readings, shape),
+        **_fitted(first, shape),
     }
 
 
-def _fitted(readings: Sequence[Reading], shape: Shape) -> dict[str, Any]:
+def _fitted(replayed: Replayed, shape: Shape) -> dict[str, Any]:
     """Prices as `loraplex plan` and `simulate` take them, and how well they fit."""
-    found = fit(readings)
+    found = fit(replayed.watched.readings, replayed.outcomes)
     places = {"capacity": shape.capacity, "step_tokens_max": shape.step_tokens_max}
     return {
         "prices": {**found.prices(), **places},
-        "fit": {"windows": found.windows, "error_of_a_window": found.error},
+        "fit": {
+            "between_steps_s": found.between_s,
+            "windows": found.windows,
+            "error_of_a_window": found.error,
+        },
     }
 
 

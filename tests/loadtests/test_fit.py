@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtests.fit import fit
+from loadtests.outcome import Outcome
 from loadtests.prices import Prices
 from loadtests.readings import Reading, by_replica, parse
 from replica.core.sequence import Sampling
@@ -53,6 +54,17 @@ def test_prices_that_made_the_readings_are_found_again(
     assert found.host_load_s == pytest.approx(0.005)
     assert found.disk_load_s == pytest.approx(0.095)
     assert replace(Prices(), **found.prices()).disk_load_s == pytest.approx(0.095)
+
+
+def test_time_between_steps_is_had_from_what_clients_saw() -> None:
+    seen = readings(Prices(step_s=0.01, row_s=0, prompt_token_s=0), [(100, 100, 0), (100, 200, 9)])
+    rows = [Outcome(n, 0.0, "t", "a", first_s=0.1, completion_tokens=11) for n in range(3)]
+    for row in rows:
+        row.total_s = 0.1 + 10 * 0.012
+    rows.append(Outcome(3, 0.0, "t", "a", total_s=99.0, failure="the stream broke"))
+    assert fit(seen, rows).between_s == pytest.approx(0.002)
+    assert fit(seen, rows).step_s == pytest.approx(0.012)
+    assert fit(seen).between_s == 0
 
 
 @given(
