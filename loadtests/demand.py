@@ -1,8 +1,8 @@
 """Demand: what a fleet will be asked for, from a trace or from a recipe.
 
-Rates are those of the busiest stretch, which is what is simulated too. An adapter's share is of all
-requests; its rank and bytes come from a list (`loraplex adapter list --json`) or from a mix of
-ranks that is dealt out over the adapters without regard to their popularity.
+The rate is that of the fullest minute; what is simulated is the busiest stretch. An adapter's share
+is of all requests; its rank and bytes come from a list (`loraplex adapter list --json`) or from a
+mix of ranks that is dealt out over the adapters without regard to their popularity.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Visit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    rate_per_s: float
+    rate_per_s: float  # in the fullest minute
     prompt_tokens: float  # mean
     output_tokens: float
     longest_tokens: int  # prompt and output of the longest request
@@ -120,16 +120,17 @@ class Sizes:
         return rank, rank * self.rank_bytes
 
 
-def of_trace(trace: Trace, busiest: Trace, sizes: Sizes) -> Demand:
-    """Shares and tenants of the whole trace, rate and lengths of its busiest stretch."""
+def of_trace(trace: Trace, sizes: Sizes) -> Demand:
+    """Raises ValueError when it is too short to have a rate."""
+    if len(trace) < 2:
+        raise ValueError("a plan needs a trace of at least two arrivals")
     counts = Counter(row.adapter for row in trace if row.adapter is not None)
     ranked = sorted(counts, key=lambda name: (-counts[name], name))
     numbers = {name: number for number, name in enumerate(sorted(counts))}
-    span = busiest[-1].at_s - busiest[0].at_s
     return Demand(
-        rate_per_s=(len(busiest) - 1) / span if span else float(len(busiest)),
-        prompt_tokens=sum(row.prompt_tokens for row in busiest) / len(busiest),
-        output_tokens=sum(row.output_tokens for row in busiest) / len(busiest),
+        rate_per_s=_peak_rate(trace),
+        prompt_tokens=sum(row.prompt_tokens for row in trace) / len(trace),
+        output_tokens=sum(row.output_tokens for row in trace) / len(trace),
         longest_tokens=max(row.prompt_tokens + row.output_tokens for row in trace),
         base_share=1 - counts.total() / len(trace),
         adapters=tuple(
@@ -185,6 +186,19 @@ def busiest(trace: Trace, arrivals: int) -> Trace:
         )
     begin = trace[first].at_s
     return tuple(replace(row, at_s=row.at_s - begin) for row in trace[first : first + arrivals])
+
+
+def _peak_rate(trace: Trace) -> float:
+    """Arrivals a second in the fullest minute, or over all of a trace that is shorter."""
+    span = trace[-1].at_s - trace[0].at_s
+    if span <= _MINUTE_S:
+        return (len(trace) - 1) / span if span else float(len(trace))
+    most = first = 0
+    for last, row in enumerate(trace):
+        while row.at_s - trace[first].at_s > _MINUTE_S:
+            first += 1
+        most = max(most, last - first + 1)
+    return most / _MINUTE_S
 
 
 def _tenants(trace: Trace) -> tuple[TenantDemand, ...]:

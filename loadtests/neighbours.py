@@ -92,11 +92,14 @@ class Trials:
             self._done[key] = self._trial(pool, change)
         return replace(self._done[key], change=change)
 
+    def rows_of(self, pool: Pool) -> Trace:
+        return part_of(self._rows, pool, self._demand)
+
     def _trial(self, pool: Pool, change: str) -> Trial:
         machine, wish = self._machine, self._wish
         prices = pool.prices(machine)
         done = simulate(
-            part_of(self._rows, pool, self._demand),
+            self.rows_of(pool),
             policy=policy_of("loraplex", self._config),
             replicas=pool.replicas,
             prices=prices,

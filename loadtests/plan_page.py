@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from textwrap import fill
 from typing import Any, Final
@@ -64,14 +65,15 @@ def _wrapped(head: str, said: str, indent: str) -> str:
 def curve(plan: Plan) -> str:
     """p99 as bars; the target is a mark on the same scale."""
     trials, wish = (*plan.trials, *plan.others), plan.wish
-    most = max([trial.p99_ms for trial in trials] + [1e3 * wish.ttft_p99_s])
+    took = [trial.p99_ms for trial in trials]
+    most = max([ms for ms in took if math.isfinite(ms)] + [1e3 * wish.ttft_p99_s])
     target = round(_BAR * 1e3 * wish.ttft_p99_s / most)
     lines = []
-    for trial in trials:
-        full = max(1, round(_BAR * trial.p99_ms / most))
+    for trial, ms in zip(trials, took, strict=True):
+        full = max(1, round(_BAR * ms / most)) if math.isfinite(ms) else _BAR
         bar = "".join("#" if at < full else "|" if at == target - 1 else " " for at in range(_BAR))
         mark = " <-" if trial.change == PROPOSED else ""
-        lines.append(f"{trial.change:<22} {bar} {trial.p99_ms:,.0f} ms{mark}")
+        lines.append(f"{trial.change:<22} {bar} {ms:,.0f} ms{mark}")
     return "\n".join(lines)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 from gateway.config import GatewayConfig
 from loadtests.demand import Demand, Sizes, busiest, of_recipe, of_trace
@@ -15,8 +15,6 @@ from loadtests.planner import proposal_of, propose
 from loadtests.proposal import Advice, Level, Pool, Proposal, Wish
 from loadtests.recipe import Recipe, generate
 from loadtests.trace import Trace
-
-_FIRST_LOOK: Final = 5000
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +78,10 @@ def planned(
         arrivals = arrivals_for(budget_s, demand, proposal.pools)
         rows = tuple(generate(replace(source, arrivals=arrivals)))
     else:
-        if len(source) < 2:
-            raise ValueError("a plan needs a trace of at least two arrivals")
-        demand = of_trace(source, busiest(source, _FIRST_LOOK), sizes)
+        title = f"A trace of {len(source)} arrivals"
+        demand = of_trace(source, sizes)
         proposal = propose(demand, machine, wish)
         rows = busiest(source, arrivals_for(budget_s, demand, proposal.pools))
-        demand = of_trace(source, rows, sizes)
-        proposal = propose(demand, machine, wish)
-        title = f"{len(source)} arrivals, the busiest {len(rows)} of them {demand.rate_per_s:.1f}/s"
     if not budget_s:
         return Plan(title, demand, machine, wish, proposal, (), (), 0)
     trials = Trials(rows=rows, demand=demand, machine=machine, wish=wish, config=config, said=said)
@@ -99,7 +93,7 @@ def planned(
     told = target(chosen, trials.run(first, PROPOSED), wish)
     proposal = replace(proposal, advice=(*proposal.advice, told))
     beside = [trials.run(other, change) for change, other in neighbours(pool)]
-    others = [trials.run(other, other.name) for other in proposal.pools[1:]]
+    others = [trials.run(one, one.name) for one in proposal.pools[1:] if trials.rows_of(one)]
     return Plan(title, demand, machine, wish, proposal, (chosen, *beside), tuple(others), len(rows))
 
 

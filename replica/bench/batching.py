@@ -210,7 +210,7 @@ def _text(setting: Setting, told: dict[str, Any]) -> str:
             "",
             f"Merged and gathered give {outputs} (largest difference "
             f"{told['largest_difference']:.1g}).",
-            f"An adapter costs {100 * told['extra_flops_share']:.2f} % extra FLOPs (2r/d), and "
+            f"An adapter costs {100 * told['extra_flops_share']:.2f} % extra FLOPs (2r/d), and",
             f"{told['adapter_bytes'] / 1e6:.2f} MB an adapter-layer against "
             f"{told['base_bytes'] / 1e6:.1f} MB of the base's.",
         )

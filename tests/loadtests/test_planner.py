@@ -21,7 +21,7 @@ from loadtests.planner import propose
 from loadtests.popularity import zipf
 from loadtests.proposal import Advice, Level, Proposal, Wish
 from loadtests.recipe import Recipe, generate
-from loadtests.sizing import batch_tokens, load
+from loadtests.sizing import batch_tokens, load, sized
 from shared.ids import AdapterId, TenantId
 
 RANK_BYTES = 5_242_880.0
@@ -49,7 +49,7 @@ def by_topic(proposal: Proposal, topic: str) -> Advice:
 demands = st.builds(
     demand,
     rate=st.floats(0.01, 2000),
-    adapters=st.integers(1, 300),
+    adapters=st.integers(1, 60),
     skew=st.floats(0, 2),
     sizes=st.sampled_from([Sizes(RANK_BYTES), RANKS]),
 )
@@ -67,18 +67,11 @@ def test_more_requests_never_take_a_replica_away(
     asked: Demand, more: float, machine: Machine
 ) -> None:
     few, many = (
-        sum(pool.replicas for pool in propose(one, machine, Wish()).pools)
+        sized("shared", one, machine, Wish())
         for one in (asked, replace(asked, rate_per_s=more * asked.rate_per_s))
     )
-    # A merged replica does more than a shared one: by so much may many need fewer than few.
-    gain = load(asked, replace(machine, adapter_s=0.0)) / load(asked, machine)
-    assert many >= math.floor(gain * few)
-    shared = replace(asked, adapters=tuple(replace(a, share=1e-9) for a in asked.adapters))
-    few, many = (
-        propose(one, machine, Wish()).pools[0].replicas
-        for one in (shared, replace(shared, rate_per_s=more * shared.rate_per_s))
-    )
-    assert many >= few
+    assert many.replicas >= few.replicas
+    assert many.replicas * Wish().utilisation >= load(many.demand, machine) - 1e-6
 
 
 @given(demands, machines)
@@ -244,8 +237,8 @@ def test_the_busiest_stretch_is_the_shortest_of_so_many_arrivals() -> None:
 def test_a_trace_says_what_its_recipe_does() -> None:
     recipe = Recipe(arrivals=8000, adapters=40, base_share=0.2, rate_per_s=20)
     rows = tuple(generate(recipe))
-    seen, known = of_trace(rows, rows, RANKS), of_recipe(recipe, RANKS)
-    assert seen.rate_per_s == pytest.approx(known.rate_per_s, rel=0.05)
+    seen, known = of_trace(rows, RANKS), of_recipe(recipe, RANKS)
+    assert known.rate_per_s <= seen.rate_per_s <= 1.2 * known.rate_per_s  # in the fullest minute
     assert seen.base_share == pytest.approx(0.2, abs=0.02)
     assert math.fsum(seen.shares) + seen.base_share == pytest.approx(1)
     assert math.fsum(known.shares) + known.base_share == pytest.approx(1)
@@ -265,7 +258,7 @@ def test_an_adapter_that_comes_at_its_own_time_is_found() -> None:
         for n in range(30)
     ]
     trace = tuple(sorted((*rows, *late), key=lambda row: row.at_s))
-    seen = of_trace(trace, trace, RANKS)
+    seen = of_trace(trace, RANKS)
     assert [visit.adapter for visit in seen.visits] == ["evening"]
     proposal = propose(seen, Machine(), Wish())
     assert "placement.schedule" in by_topic(proposal, "prefetch").say
