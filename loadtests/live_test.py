@@ -135,7 +135,7 @@ def told_figures(test: LiveTest, replayed: dict[str, Replayed]) -> dict[str, Any
     shape = test.shape
     return {
         "title": test.title,
-        "notes": test.notes,
+        "notes": list(test.notes),
         "fleet": {
             "replicas": shape.replicas,
             "slots": shape.slots,

@@ -43,6 +43,7 @@ def test_an_environment_that_is_there_is_not_made_again(tmp_path: Path) -> None:
     assert asyncio.run(environment(tmp_path, "no-such-package-for-certain")) == tmp_path / "bin"
 
 
+@pytest.mark.long
 async def test_pips_own_words_say_why_an_environment_was_not_made(tmp_path: Path) -> None:
     with pytest.raises(NotInstalled, match="nvalid requirement"):
         await environment(tmp_path / "env", "not a requirement!")

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.live_test import LiveTest, faults, run, write
+from loadtests.live_test import REFUSED, LiveTest, Replayed, faults, run, write
+from loadtests.outcome import Outcome
 from loadtests.recipe import Recipe, generate
+from loadtests.report import Watched
 from loadtests.up_fleet import Shape
 from loadtests.weights import Size
 
@@ -45,6 +47,32 @@ def children() -> set[int]:
     return found - {os.getpid()}
 
 
+def test_a_generator_that_fell_behind_is_a_fault_and_so_is_a_failure_but_no_wanted_refusal() -> (
+    None
+):
+    def replayed(*failures: str, late_s: float = 0.001) -> dict[str, Replayed]:
+        rows = (Outcome(n, 1.0, "t", "a", late_s, 0.1, failure=f) for n, f in enumerate(failures))
+        return {"locust": Replayed(outcomes=tuple(rows), watched=Watched())}
+
+    test = small(late_p99_ms=50)
+    assert faults(test, replayed("", "")) == []
+    (late,) = faults(test, replayed("", "", late_s=0.08))
+    assert "fell behind" in late
+    assert "80 ms" in late
+    assert faults(test, replayed("", REFUSED)) == ["locust: 1 requests: HTTP 429"]
+    limited = replace(test, requests_per_min=6)
+    assert faults(limited, replayed("", REFUSED)) == []
+    assert faults(limited, replayed("", "HTTP 503")) == ["locust: 1 requests: HTTP 503"]
+
+
+def test_what_is_counted_leaves_out_the_first_part_of_the_time() -> None:
+    rows = tuple(Outcome(n, float(n), "t", "a") for n in range(11))
+    one = Replayed(outcomes=rows, watched=Watched())
+    assert [row.number for row in one.counted(0.3)] == list(range(3, 11))
+    assert one.counted(0) == rows
+
+
+@pytest.mark.long
 async def test_a_load_test_leaves_a_report_and_nothing_that_runs(tmp_path: Path) -> None:
     before = children()
     test = small(generators=("asyncio",), requests_per_min=6)
