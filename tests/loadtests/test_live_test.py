@@ -47,9 +47,7 @@ def children() -> set[int]:
     return found - {os.getpid()}
 
 
-def test_a_generator_that_fell_behind_is_a_fault_and_so_is_a_failure_but_no_wanted_refusal() -> (
-    None
-):
+def test_lateness_and_failures_are_faults_and_refusals_that_were_asked_for_are_not() -> None:
     def replayed(*failures: str, late_s: float = 0.001) -> dict[str, Replayed]:
         rows = (Outcome(n, 1.0, "t", "a", late_s, 0.1, failure=f) for n, f in enumerate(failures))
         return {"locust": Replayed(outcomes=tuple(rows), watched=Watched())}
