@@ -4,7 +4,7 @@ BIN := .venv/bin
 UV_VERSION := 0.13.9
 TORCH = $(shell grep '^torch==' .locks/pins.txt)
 
-.PHONY: demo test lint helm-test observe-test console-test bench-gateway lock clean help
+.PHONY: demo test lint helm-test observe-test console-test loadtest bench-gateway lock clean help
 .DEFAULT_GOAL := help
 
 demo: .venv/.demo  ## a fleet on this machine answers as a base and three adapters; ARGS=--once ends by itself
@@ -28,6 +28,9 @@ observe-test: .venv/.dev  ## dashboards and alerts by a real Prometheus (Debian:
 console-test: .venv/.dev  ## the console in a real Chromium (Debian: apt-get install chromium)
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python playwright==1.65.2
 	$(BIN)/pytest -m browser tests/browser $(ARGS)
+
+loadtest: .venv/.dev  ## a Zipf trace by Locust against `loraplex up`: a page in build/loadtest (ARGS=--help)
+	@$(BIN)/python -m loadtests.loadtest $(ARGS)
 
 bench-gateway: .venv/.dev  ## CPU of the gateway a request and a chunk, beside a bare proxy (ARGS=--help)
 	@$(BIN)/python -m loadtests.bench_gateway $(ARGS)

@@ -22,22 +22,10 @@ import httpx
 import yaml
 
 from gateway.store.embedded import embedded
+from loadtests.weights import Size, make
 
 ADMIN_KEY: Final = "live-admin-key-0123456789"
 BASE: Final = "tiny"
-
-_MAKE: Final = """
-import sys
-from pathlib import Path
-from replica.engine.model_config import ModelConfig
-from replica.engine.tiny import tiny_adapter, tiny_model
-base, adapters = Path(sys.argv[1]), Path(sys.argv[2])
-tiny_model(base)
-config = ModelConfig.from_dir(base)
-for name in sys.argv[3:]:
-    tiny_adapter(adapters / name, config, seed=len(name) + sum(map(ord, name)))
-"""
-"""For a process of its own: what it imports, the load tests must not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,10 +62,7 @@ class LiveFleet:
     async def __aenter__(self) -> Self:
         shape, folder = self.shape, self.folder
         store = self._held.enter_context(embedded(folder / "store"))
-        words = ["-c", _MAKE, str(folder / BASE), str(folder / "adapters"), *self.names]
-        made = await asyncio.create_subprocess_exec(sys.executable, *words)
-        if await made.wait():
-            raise RuntimeError("the tiny base was not made; is torch installed?")
+        await make(folder / BASE, folder / "adapters", self.names, Size())
         for n in range(shape.replicas + shape.later):
             self.urls[f"replica-{n}"] = f"http://127.0.0.1:{_free_port()}"
         await asyncio.gather(*(self.start(f"replica-{n}") for n in range(shape.replicas)))

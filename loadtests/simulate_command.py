@@ -19,6 +19,8 @@ from loadtests.faults import parse
 from loadtests.prices import Prices
 from loadtests.recipe import Recipe
 from loadtests.recipe import generate as generate_trace
+from loadtests.run import Run
+from loadtests.run_page import run_page
 from loadtests.trace import Trace
 from loadtests.usage import JsonFlag, or_usage, usage, write
 from shared.settings import load as load_settings
@@ -56,6 +58,7 @@ def simulate(
         Path | None, typer.Option(help="A gateway's file: its router, placement and queue.")
     ] = None,
     output: Annotated[Path | None, typer.Option("-o", help="Write the JSON here too.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page of the last run here.")] = None,
     json: JsonFlag = False,
 ) -> None:
     """Run a trace through the cores of gateway and replica, and through what others do.
@@ -77,7 +80,7 @@ def simulate(
     )
     names = or_usage(lambda: known(policy))
     made = _traces(trace, zipf, adapters, load, arrivals, seed, (replicas, prices))
-    told = [one for title, rows in made for one in _told(title, rows, setting, names, json)]
+    told = [one for title, rows in made for one in _told(title, rows, setting, names, json, html)]
     _keep(setting, told, output, json)
 
 
@@ -100,7 +103,7 @@ def _keep(setting: Setting, told: list[dict[str, Any]], output: Path | None, jso
 
 
 def _told(
-    title: str, rows: Trace, setting: Setting, names: list[str], json: bool
+    title: str, rows: Trace, setting: Setting, names: list[str], json: bool, html: Path | None
 ) -> Iterator[dict[str, Any]]:
     """The figures of each policy; the table is printed as it grows."""
     _say(json, title)
@@ -111,7 +114,20 @@ def _told(
         if not at:
             _say(json, _line(list(cells)))
         _say(json, _line(list(cells.values())))
+        if html is not None:
+            write(_page(f"{title}, {name}", run, setting).encode(), html)
         yield {"trace": title, "policy": name, **figures}
+
+
+def _page(title: str, run: Run, setting: Setting) -> str:
+    prices = setting.prices
+    notes = [
+        f"Simulated: {setting.replicas} replicas of {prices.slots} slots, {prices.host_max} "
+        f"adapters in host memory and {prices.capacity} places each; the first {setting.skip:.0%} "
+        "of the time is left out below.",
+        "Prices: " + ", ".join(f"{name} {value:g}" for name, value in asdict(prices).items()),
+    ]
+    return run_page(run, title=f"Simulated: {title}", notes=notes, skip=setting.skip)
 
 
 def _traces(
@@ -124,7 +140,7 @@ def _traces(
     fleet: tuple[int, Prices],
 ) -> list[tuple[str, Trace]]:
     if path is not None:
-        return [(str(path), or_usage(lambda: traces.read(path)))]
+        return [(path.name, or_usage(lambda: traces.read(path)))]
     made = []
     for part in or_usage(lambda: [float(text) for text in load.split(",")]):
         title, recipe = or_usage(partial(_recipe, zipf, adapters, part, arrivals, seed, fleet))

@@ -209,7 +209,7 @@ async def test_the_report_says_when_the_generator_fell_behind(server: Server) ->
     done[0].late_s = 1.0
     text = report(done, title="run")
     assert "fell behind" in text
-    assert text.count("<svg") == 6
+    assert text.count("<svg") == 8
     assert "r0" in text
 
 

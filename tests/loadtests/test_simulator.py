@@ -11,12 +11,14 @@ from typer.testing import CliRunner, Result
 
 from gateway.config import GatewayConfig
 from gateway.fleet.deciding import dispatcher_of
+from loadtests import report
 from loadtests.__main__ import app
 from loadtests.contest import POLICIES, policy_of
 from loadtests.faults import parse
 from loadtests.prices import Prices
 from loadtests.recipe import Recipe, generate
 from loadtests.run import Run
+from loadtests.run_page import as_outcomes, run_page
 from loadtests.simulator import simulate
 from loadtests.trace import Arrival
 from shared.ids import AdapterId, ReplicaId, TenantId
@@ -92,6 +94,28 @@ def test_the_base_never_waits_for_an_adapter() -> None:
     assert base.first_token_s == pytest.approx(0.02)
     assert base.tier is None
     assert adapter.first_token_s > 0.15
+
+
+def test_a_prompt_is_computed_whole_though_others_were_as_long() -> None:
+    prices = Prices(**FLAT | {"prompt_token_s": 0.001})
+    trace = tuple(Arrival(10.0 * n, TenantId("t"), None, 300, 1) for n in range(4))
+    for outcome in run(trace, 1, prices).finished:
+        assert outcome.first_token_s == pytest.approx(0.32)
+
+
+def test_a_run_reads_as_a_generator_would_have_seen_it() -> None:
+    trace = tuple(generate(Recipe(arrivals=400, rate_per_s=60, adapters=20)))
+    done = run(trace, prices=Prices(capacity=1, step_s=0.1))
+    rows = as_outcomes(done)
+    assert [row.number for row in rows] == list(range(400))
+    assert sum(not row.failure for row in rows) == len(done.finished)
+    assert done.refused.total() > 0
+    told = report.figures(rows)
+    assert told["ttft_ms"]["p99"] == pytest.approx(done.figures()["ttft_p99_ms"])
+    assert told["completion_tokens"] == sum(o.arrival.output_tokens for o in done.finished)
+    page = run_page(done, title="run", notes=["simulated"], skip=0.1)
+    assert "Hits by tier" in page
+    assert "refused" in page
 
 
 def test_requests_that_wait_for_one_adapter_share_its_load() -> None:

@@ -1,0 +1,1 @@
+"""Other people's benchmarks against `loraplex up`, each in an environment of its own."""
