@@ -33,6 +33,7 @@ from replica.engine.flight import StepRunner
 from replica.engine.sampler import BROKEN, Drawn
 from replica.errors import AdapterLost, BadRequest, LogitsNotFinite, ReplicaError, SequenceFailed
 from replica.generation import Event, PromptScores
+from replica.load_waits import LoadWaits
 from replica.metrics import Metrics
 from replica.pipeline import Pipeline
 from replica.reports import Reports
@@ -118,6 +119,7 @@ class EngineLoop:
             heartbeat_s=config.heartbeat_s,
         )
         self._live: dict[str, Sequence] = {}
+        self._load_waits = LoadWaits(metrics)
         self._blocked = False  # the last plan found nothing, though it was thought to
         self._draining = False
         self._stopping = False
@@ -156,6 +158,9 @@ class EngineLoop:
                 refused.append(Event(seq.id, finish=Finish.ERROR, error=BadRequest(str(error))))
             else:
                 self._live[seq.id] = seq
+                if seq.adapter is not None:
+                    tier = self._cache.tier_of(seq.adapter)
+                    self._load_waits.began(seq.id, seq.adapter, tier, self._clock())
         if refused:
             self._tell(lambda: self._listener.delivered(refused))
 
@@ -163,6 +168,7 @@ class EngineLoop:
         """Nobody waits for it any more; harmless when it has ended."""
         if (seq := self._live.pop(seq_id, None)) is not None:
             self._scheduler.abort(seq_id, Finish.ABORT, self._clock())
+            self._load_waits.ended(seq_id)
             self._metrics.ended(Finish.ABORT, len(seq.output))
 
     def drain(self, on: bool) -> None:
@@ -207,7 +213,8 @@ class EngineLoop:
 
     def _work(self) -> None:
         self.adapters.carry_out()
-        self._step_began_at = self._clock()
+        self._step_began_at = now = self._clock()
+        self._load_waits.settle(lambda name: self._cache.slot_of(name) is not None, now)
         turn = self._pipeline.turn()
         self._step_began_at = None
         self._blocked = turn.started is None and turn.landed is None and not turn.progress
@@ -240,6 +247,7 @@ class EngineLoop:
         error: ReplicaError | None = None
         if item.finish is not None:
             del self._live[item.seq]
+            self._load_waits.ended(item.seq)
             self._metrics.ended(item.finish, len(seq.output))
         if item.finish is Finish.ERROR:
             error = self._failure(seq, item.reason, drawn)

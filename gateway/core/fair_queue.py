@@ -31,7 +31,7 @@ from bisect import bisect_left, insort
 from collections import OrderedDict
 from typing import Generic
 
-from gateway.core.tenant_lines import Entry, Key, Line, Tenant
+from gateway.core.tenant_lines import Entry, Key, Line, Tenant, jain, marked
 from shared.ids import RequestId, TenantId
 
 _LEAST_COST = 1.0
@@ -56,6 +56,10 @@ class FairQueue(Generic[Key]):
     def gap(self) -> float:
         """Virtual service between the least and the most served of those whose turn it may be."""
         return self._order[-1][0] - self._order[0][0] if self._order else 0.0
+
+    def fairness(self) -> float:
+        """Jain's index of what those had who waited ever since this was last asked, per weight."""
+        return jain(marked(self._tenants.values()))
 
     # -- in and out
 
@@ -225,6 +229,7 @@ class FairQueue(Generic[Key]):
         del line.entries[entry.request]
         del self._queued[entry.request]
         mine.waiting -= 1
+        mine.marked = mine.marked if mine.waiting else None
         self._offer(mine, line)
         if not line.entries:
             del mine.lines[entry.key]
@@ -288,13 +293,5 @@ class FairQueue(Generic[Key]):
         ranked = {tenant: (tag, stamp) for tag, stamp, tenant in self._order}
         assert len(ranked) == len(self._order), "a tenant stands in the order twice"
         for mine in self._tenants.values():
-            assert (mine.ranked is None) == (not mine.ready) == (mine.id not in ranked)
-            assert mine.ranked is None or mine.ranked == ranked[mine.id]
-            assert mine.ranked is None or mine.ranked[0] == mine.tag, f"{mine.id}: a stale rank"
-            assert mine.unsettled >= -1e-6
-            for key, line in mine.lines.items():
-                places = [entry.place for entry in line.entries.values()]
-                assert places, f"{mine.id}: an empty line for {key}"
-                assert places == sorted(places), f"{mine.id}: not first in, first out"
-                assert line.parked or (places[0], key) in mine.ready
-                assert self._by_key[key][mine.id] is line
+            mine.check(ranked.get(mine.id))
+            assert all(self._by_key[key][mine.id] is line for key, line in mine.lines.items())

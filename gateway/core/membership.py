@@ -122,7 +122,10 @@ class Membership(Outlook):
         if replica is not None and replica in self._fleet.open:
             self._room.note_room(replica)
 
-    # -- several gateways: fair_queue's words
+    # -- fairness, and several gateways: fair_queue's words
+
+    def fairness(self) -> float:
+        return self._room.fairness()
 
     def take_served(self) -> dict[TenantId, float]:
         return self._room.take_served()

@@ -59,6 +59,9 @@ class WaitingRoom:
         """Of service between tenants that wait, in weighted tokens for a weight of 1."""
         return self._queue.gap
 
+    def fairness(self) -> float:
+        return self._queue.fairness()
+
     # -- in and out
 
     def enter(self, ticket: Ticket, *, cost: float, waiting_max: int) -> bool:
