@@ -71,7 +71,7 @@ def _loaded(config: Path | None, port: int | None) -> GatewayConfig:
             loaded = settings.parse(
                 GatewayConfig, loaded.model_dump() | {"listen": listen}, origin="--port"
             )
-        parts.upstreams(loaded)
+        parts.entries_of(loaded)
     except settings.BadSettings as error:
         print(error, file=sys.stderr)
         raise typer.Exit(2) from None

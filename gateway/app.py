@@ -15,35 +15,31 @@ from typing import Any, Final
 from aiohttp import web
 
 from gateway.admin.api import AdminServices, add_admin_routes
+from gateway.admin.joins import Joins, add_join_routes
 from gateway.completion.auth import Door
 from gateway.completion.forward import Forwarder
 from gateway.completion.handlers import Handlers
 from gateway.completion.idempotency import Idempotency
 from gateway.completion.models import Models
-from gateway.config import GatewayConfig, ReplicaEntry
+from gateway.config import GatewayConfig
 from gateway.console.page import add_console_routes
 from gateway.edge.listener import Listener
 from gateway.edge.throttle import Throttle
-from gateway.engines import ENGINES
-from gateway.engines.deploy import Deployer, Place
-from gateway.engines.deploy_native import NativePlace
-from gateway.engines.polled import Polled
 from gateway.fleet.deciding import dispatcher_of
+from gateway.fleet.fairness import Fairness
 from gateway.fleet.placing import Placer
 from gateway.fleet.pump import Pump
 from gateway.fleet.schedule import Schedule
 from gateway.fleet.sharing import Sharing
-from gateway.fleet.watch import Watch
 from gateway.gauges import add_gauges
+from gateway.members import JOINED, Links, Members
 from gateway.metrics import Metrics
-from gateway.parts import bases_of, natives, timeouts_of, upstreams
 from gateway.probes import Probes
 from gateway.state.ledger import Ledger
 from gateway.state.quota import Quota
 from gateway.state.registry import Registry
 from gateway.store.redis import Store
 from shared import tasks
-from shared.ids import ReplicaId
 
 _END_S: Final = 2.0  # ended requests need one turn of the loop; this is for a loaded one
 
@@ -60,29 +56,27 @@ class Gateway:
         self.registry = Registry(self.store)
         self.quota = Quota(self.store, config.quota, refused=self.metrics.over_quota)
         self.ledger = Ledger(self.store, config.store.spool)
-        self._upstreams = upstreams(config)
+        links = Links()
         self._throttle = Throttle(config.listen.failed_keys_per_min)
         self._door = Door(self.registry, self._throttle, config.listen.client_ip_header)
-        self._placer = Placer(self._upstreams, token=config.fleet.token)
+        self._placer = Placer(
+            links.upstreams, token=config.fleet.token, ordered=self.metrics.ordered
+        )
         self.pump = Pump(
             dispatcher_of(config),
             observe=self.metrics.decision,
             judged=self.metrics.verdict,
             carry_out=self._placer.carry_out,
         )
-        self._polled = {
-            ReplicaId(entry.id): Polled(
-                entry,
-                ENGINES[entry.kind](),
-                self._upstreams[ReplicaId(entry.id)],
-                self.pump,
-                self.registry,
-                silence_heartbeats=config.fleet.silence_heartbeats,
-                takes=self._takes(entry),
-            )
-            for entry in config.fleet.replicas
-            if entry.kind != "native"
-        }
+        self.members = Members(
+            config,
+            links,
+            pump=self.pump,
+            registry=self.registry,
+            store=self.store,
+            metrics=self.metrics,
+        )
+        self._links = links
         self._handlers = Handlers(
             config=config,
             registry=self.registry,
@@ -91,21 +85,29 @@ class Gateway:
             ledger=self.ledger,
             pump=self.pump,
             forwarder=Forwarder(
-                self._upstreams,
+                links.upstreams,
                 config=config.forward,
                 token=config.fleet.token,
                 metrics=self.metrics,
-                timeouts=timeouts_of(config),
-                dialects=self._polled,
+                timeouts=links.timeouts,
+                dialects=links.dialects,
             ),
             idempotency=Idempotency(self.store),
             metrics=self.metrics,
         )
-        self._places = self._make_places()
         self._listeners = self._make_listeners()
         self._sharing = Sharing(self.store, self.pump.dispatcher)
+        self._fairness = Fairness(self.pump.dispatcher)
         self._watches: list[asyncio.Task[None]] = []
-        add_gauges(self.metrics, pump=self.pump, quota=self.quota, ledger=self.ledger)
+        add_gauges(
+            self.metrics,
+            pump=self.pump,
+            quota=self.quota,
+            ledger=self.ledger,
+            members=self.members,
+            store=self.store,
+            fairness=self._fairness,
+        )
 
     @property
     def url(self) -> str:
@@ -127,55 +129,11 @@ class Gateway:
         if self._config.placement.schedule:
             schedule = Schedule(self._config.placement.schedule, self.pump)
             self._watches.append(tasks.spawn(schedule.run(), name="schedule"))
-        for entry in self._config.fleet.replicas:
-            self.pump.replica_added(ReplicaId(entry.id))
-            watch = self._watch(entry)
-            self._watches.append(tasks.spawn(watch.run(), name=f"watch {entry.id}"))
-            if (place := self._places.get(ReplicaId(entry.id))) is not None:
-                deployer = Deployer(
-                    place,
-                    self.registry,
-                    takes=self._takes(entry),
-                    in_use=self.pump.dispatcher.in_use,
-                )
-                self._watches.append(tasks.spawn(deployer.run(), name=f"deploy {entry.id}"))
+        await self.members.start()
         self._watches.append(tasks.spawn(self._sharing.run(), name="shares"))
+        self._watches.append(tasks.spawn(self._fairness.run(), name="fairness"))
         for listener in self._listeners:
             await listener.start()
-
-    def _watch(self, entry: ReplicaEntry) -> Watch | Polled:
-        fleet, replica = self._config.fleet, ReplicaId(entry.id)
-        if replica in self._polled:
-            return self._polled[replica]
-        return Watch(
-            replica,
-            self._upstreams[replica],
-            self.pump,
-            token=fleet.token,
-            silence_heartbeats=fleet.silence_heartbeats,
-            metrics=self.metrics,
-            probe_s=fleet.probe_s,
-        )
-
-    def _make_places(self) -> dict[ReplicaId, Place]:
-        """Those replicas that take loads."""
-        places: dict[ReplicaId, Place] = {}
-        for replica, upstream in self._upstreams.items():
-            polled = self._polled.get(replica)
-            if polled is None:
-                places[replica] = NativePlace(
-                    replica,
-                    upstream,
-                    self.pump.dispatcher,
-                    self.registry.desired,
-                    token=self._config.fleet.token,
-                )
-            elif polled.engine.takes_loads:
-                places[replica] = polled
-        return places
-
-    def _takes(self, entry: ReplicaEntry) -> Callable[[], Callable[[str], bool]]:
-        return lambda: entry.takes(bases_of(self._config, self.pump.dispatcher))
 
     async def drain(self, hurry: asyncio.Event) -> None:
         """Let what runs finish within `drain_s`, or until `hurry`; end the rest with an error."""
@@ -197,8 +155,7 @@ class Gateway:
         await tasks.stop(*self._watches)
         self.pump.close()
         await self._placer.close()
-        for upstream in self._upstreams.values():
-            upstream.close()
+        await self.members.close()
         await self.quota.close()
         await self.ledger.close()
         await self.registry.close()
@@ -232,10 +189,17 @@ class Gateway:
             ledger=self.ledger,
             dispatcher=self.pump.dispatcher,
             changed=self.pump.wake,
-            upstreams=natives(config, self._upstreams),
+            upstreams=self._links.natives,
             throttle=self._throttle,
-            refused=lambda replica: place.failures if (place := self._places.get(replica)) else {},
+            refused=self.members.refused,
+            found_by=self.members.found_by,
         )
+        joins = Joins(
+            self.members.joining,
+            lease_s=config.discovery.lease_s,
+            listed=lambda replica: self.members.found_by(replica) not in ("", JOINED),
+        )
+        add_join_routes(admin_app, joins, config.fleet.token, self._throttle)
         add_admin_routes(admin_app, services, config.admin.key)
         add_console_routes(admin_app, enabled=bool(config.admin.key))
         self._handlers.add_routes(app)

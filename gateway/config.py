@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import time
-from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
+from gateway.fleet_config import DiscoveryConfig as DiscoveryConfig
+from gateway.fleet_config import FleetConfig as FleetConfig
+from gateway.fleet_config import ReplicaEntry as ReplicaEntry
+from gateway.fleet_config import ServiceEntry as ServiceEntry
 from shared.settings import Settings
 
 
@@ -54,51 +55,6 @@ class StoreConfig(Settings):
     """Ledger records wait in this file while the store is away."""
 
 
-class ReplicaEntry(Settings):
-    id: str
-    """Stable name: the ring hashes it."""
-    url: str
-    """http://HOST:PORT of the replica."""
-    kind: Literal["native", "openai", "vllm", "sglang", "lorax", "trtllm"] = "native"
-    """What runs there; openai: any server of the OpenAI API. The rest is for others than native."""
-    models: tuple[str, ...] = ()
-    """Adapters it serves beside those it lists; "*": every name is passed on to it."""
-    slots: int = Field(0, ge=0)
-    """Adapters its GPU holds at once, where it does not tell; 0: unknown, each counts as loaded."""
-    host_slots: int = Field(0, ge=0)
-    """Adapters its host memory holds, those of the GPU included; 0: all that it was given."""
-    deploy: tuple[str, ...] | None = None
-    """Adapters of the registry that are loaded there, by name or pattern (`acme-*`); null: all
-    that have a path, once every replica's base is known, or named here, and they have the same."""
-    api_key: str = ""
-    """Sent to it as `Authorization: Bearer`, when it wants a key."""
-    base: str = ""
-    """Name of its base model; empty: the first model it lists."""
-    capacity: int = Field(64, ge=1)
-    """Requests it runs at once; more wait in the gateway, where turns are fair."""
-    first_byte_timeout_s: float | None = Field(None, gt=0)
-    """Its own limit for the first byte of a reply; null: that of `forward`."""
-    idle_timeout_s: float | None = Field(None, gt=0)
-    """Its own limit between two bytes of a reply; null: that of `forward`."""
-
-    def takes(self, bases: int) -> Callable[[str], bool]:
-        """Whether an adapter of the registry belongs there, in a fleet of so many bases."""
-        if (patterns := self.deploy) is None:
-            return lambda adapter: bases <= 1
-        return lambda adapter: any(fnmatchcase(adapter, pattern) for pattern in patterns)
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        if self.kind == "trtllm" and self.models:
-            raise ValueError(
-                "models: trtllm-serve would answer them from the base; give each a version with a "
-                "path in the registry"
-            )
-        if not (self.api_key.isascii() and self.api_key.isprintable()):
-            raise ValueError("api_key: must be printable ASCII, since it is sent as a header")
-        return self
-
-
 class QuotaConfig(Settings):
     local_share: float = Field(1.0, gt=0, le=1)
     """Share of each limit this gateway grants by itself while the store is away: 1 / gateways."""
@@ -106,17 +62,6 @@ class QuotaConfig(Settings):
     """A killed gateway's running requests leave their tenant's concurrency after this time."""
     shadow: bool = False
     """true: limits are decided, counted in metrics and told in headers, and refuse nothing."""
-
-
-class FleetConfig(Settings):
-    replicas: tuple[ReplicaEntry, ...] = ()
-    """The replicas this gateway routes to, as {id, url, kind, models, base, capacity}."""
-    token: str = ""
-    """Fleet token that the replicas ask for, when they have one set."""
-    silence_heartbeats: float = Field(3.0, ge=1)
-    """A replica silent for this many of its heartbeats is lost."""
-    probe_s: float = Field(1.0, gt=0)
-    """A lost replica is asked for reports at least this often."""
 
 
 class RouterConfig(Settings):
@@ -249,6 +194,7 @@ class GatewayConfig(Settings):
     store: StoreConfig = StoreConfig()
     quota: QuotaConfig = QuotaConfig()
     fleet: FleetConfig = FleetConfig()
+    discovery: DiscoveryConfig = DiscoveryConfig()
     router: RouterConfig = RouterConfig()
     placement: PlacementConfig = PlacementConfig()
     queue: QueueConfig = QueueConfig()

@@ -22,7 +22,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 
 from gateway.core.dispatcher import Decision, Dispatch, Kind, Standing, Verdict
-from shared.messages import Usage
+from shared.messages import Tier, Usage
 
 LABELS_MAX: Final = 100
 _OTHER: Final = "other"
@@ -89,6 +89,8 @@ class Metrics:
         self._tenants, self._adapters = Names(), Names()
         self._series: dict[tuple[str, str], _Series] = {}
         self._placed = dict.fromkeys(Kind, 0)
+        self._gauges: dict[str, Gauge] = {}
+        self._counted: list[tuple[str, str, Callable[[], float]]] = []
         self._queue = _Times("queue", "Wait for a replica.", _WAITS_S)
         self._first_token = _Times("first_token", "Arrival to first token.", _WAITS_S)
         self._gap = _Times("token_gap", "Mean time between a reply's tokens.", _GAPS_S)
@@ -108,15 +110,37 @@ class Metrics:
         self._readmissions = self._counter(
             "readmissions", "Replicas taken in again after an ejection.", "replica"
         )
+        self._orders = self._counter(
+            "orders", "Orders to replicas: what to bring to a tier, and to keep.", "tier", "result"
+        )
+        self._ordered = self._counter(
+            "ordered_adapters", "Adapters that such orders named.", "tier", "result"
+        )
+        self.lookups = self._counter(
+            "lookups", "Look-ups of services, by what they found.", "srv", "result"
+        )
+        self.members = self._counter(
+            "members", "Replicas that joined, moved and left the fleet.", "change"
+        )
         self.reports = self._counter("reports", "Replica reports, by result.", "replica", "result")
 
     def over_quota(self, limit: str, shadow: bool) -> None:
         self._over_quota.labels(limit, "shadow" if shadow else "enforced").inc()
 
-    def watch(self, name: str, text: str, read: Callable[[], float]) -> None:
-        """A gauge that is read when Prometheus asks."""
-        gauge = Gauge(f"loraplex_gateway_{name}", text, registry=self.registry)
-        gauge.set_function(read)
+    def watch(self, name: str, text: str, read: Callable[[], float], **labels: str) -> None:
+        """A gauge that is read when Prometheus asks; of several `labels` once for each."""
+        if (gauge := self._gauges.get(name)) is None:
+            named = f"loraplex_gateway_{name}"
+            gauge = self._gauges[name] = Gauge(named, text, [*labels], registry=self.registry)
+        (gauge.labels(**labels) if labels else gauge).set_function(read)
+
+    def count(self, name: str, text: str, read: Callable[[], float]) -> None:
+        """A counter that is kept elsewhere, read when Prometheus asks."""
+        self._counted.append((name, text, read))
+
+    def ordered(self, tier: Tier, result: str, adapters: int) -> None:
+        self._orders.labels(tier.value, result).inc()
+        self._ordered.labels(tier.value, result).inc(adapters)
 
     def decision(self, decision: Decision) -> None:
         if isinstance(decision, Dispatch):
@@ -170,6 +194,10 @@ class Metrics:
         for kind, count in self._placed.items():
             placements.add_metric([kind], count)
         yield from (requests, tokens, placements)
+        for name, text, read in self._counted:
+            family = _family(name, text)
+            family.add_metric([], read())
+            yield family
         yield from (times.family() for times in self._times())
 
     def _times(self) -> tuple[_Times, ...]:

@@ -2,52 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from gateway.completion.forward import Timeouts
-from gateway.config import GatewayConfig
-from gateway.core.dispatcher import Dispatcher
+from gateway.config import ForwardConfig, GatewayConfig, ReplicaEntry
 from gateway.edge.upstream import Upstream
 from shared.ids import ReplicaId
 from shared.settings import BadSettings
 
 
-def upstreams(config: GatewayConfig) -> dict[ReplicaId, Upstream]:
-    """Raises BadSettings for two replicas of one name, or an address that is none."""
-    found: dict[ReplicaId, Upstream] = {}
+def entries_of(config: GatewayConfig) -> dict[ReplicaId, ReplicaEntry]:
+    """The replicas of the file. Raises BadSettings for two of one name, or an address that is
+    none."""
+    found: dict[ReplicaId, ReplicaEntry] = {}
     for entry in config.fleet.replicas:
         if entry.id in found:
             raise BadSettings(f"fleet.replicas: two replicas are named {entry.id!r}")
-        try:
-            found[ReplicaId(entry.id)] = Upstream(
-                entry.url, connect_timeout_s=config.forward.connect_timeout_s
-            )
-        except ValueError as error:
-            raise BadSettings(f"fleet.replicas: {entry.id}: {error}") from error
+        upstream_of(entry, connect_timeout_s=config.forward.connect_timeout_s)
+        found[ReplicaId(entry.id)] = entry
+    if len(found) > config.discovery.members_max:
+        raise BadSettings(
+            f"fleet.replicas: {len(found)} are more than discovery.members_max allows"
+        )
     return found
 
 
-def natives(
-    config: GatewayConfig, found: Mapping[ReplicaId, Upstream]
-) -> dict[ReplicaId, Upstream]:
-    """Those of our own replicas."""
-    names = [ReplicaId(entry.id) for entry in config.fleet.replicas if entry.kind == "native"]
-    return {name: found[name] for name in names}
+def upstream_of(entry: ReplicaEntry, *, connect_timeout_s: float) -> Upstream:
+    """Raises BadSettings for an address that is none."""
+    try:
+        return Upstream(entry.url, connect_timeout_s=connect_timeout_s)
+    except ValueError as error:
+        raise BadSettings(f"fleet.replicas: {entry.id}: {error}") from error
 
 
-def bases_of(config: GatewayConfig, dispatcher: Dispatcher) -> int:
-    """How many the replicas have between them; one that nobody knows yet is another."""
-    entries = config.fleet.replicas
-    return len({one.base or dispatcher.base_of(ReplicaId(one.id)) for one in entries})
-
-
-def timeouts_of(config: GatewayConfig) -> dict[ReplicaId, Timeouts]:
-    """Of every replica: its own, where it has any."""
-    usual = config.forward
-    return {
-        ReplicaId(entry.id): Timeouts(
-            entry.first_byte_timeout_s or usual.first_byte_timeout_s,
-            entry.idle_timeout_s or usual.idle_timeout_s,
-        )
-        for entry in config.fleet.replicas
-    }
+def timeouts_of(entry: ReplicaEntry, usual: ForwardConfig) -> Timeouts:
+    """Its own, where it has any."""
+    return Timeouts(
+        entry.first_byte_timeout_s or usual.first_byte_timeout_s,
+        entry.idle_timeout_s or usual.idle_timeout_s,
+    )

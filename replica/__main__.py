@@ -68,6 +68,12 @@ def main(
     max_model_len: Annotated[
         int | None, typer.Option(help="Tokens of prompt and output together.")
     ] = None,
+    join: Annotated[
+        str | None, typer.Option(help="Admin address of a gateway whose fleet it joins.")
+    ] = None,
+    join_url: Annotated[
+        str | None, typer.Option(help="Address at which gateways reach it, if not as it listens.")
+    ] = None,
     log_level: Annotated[str | None, typer.Option(help="DEBUG, INFO, WARNING, ERROR.")] = None,
     example_config: Annotated[
         bool, typer.Option("--example-config", help="Print a commented YAML and exit.")

@@ -26,7 +26,7 @@ from replica.source import Source
 from replica.tiers import Tiers
 from shared.clock import Clock
 from shared.ids import AdapterId
-from shared.messages import AdapterState, AdapterStatus
+from shared.messages import AdapterState, AdapterStatus, Tier
 
 _log = logging.getLogger(__name__)
 
@@ -63,6 +63,7 @@ class Adapters:
         self._source = source
         self._warming: set[AdapterId] = set()
         self._changed = changed
+        self._metrics = metrics
         self._clock = clock
         self._roster = Roster(base_name=base_name)
         self._retry_at: dict[AdapterId, float] = {}
@@ -192,6 +193,8 @@ class Adapters:
         free = self._slots - self._cache.slots_used
         for name in names[: max(0, free)]:
             if not self._arrived(name):
+                if name not in self._warming:
+                    self._metrics.prefetched(Tier.GPU)
                 self._warming.add(name)
                 self._cache.want(name, _AHEAD + name, self._clock())
         self._settle()

@@ -31,6 +31,7 @@ from replica.front import Front
 from replica.grammar import Grammars
 from replica.handlers import Handlers
 from replica.intake import Intake
+from replica.joining import Joining
 from replica.loop import Engine, EngineLoop
 from replica.metrics import Metrics
 from replica.origin import source_of
@@ -49,6 +50,8 @@ _READERS: Final = 2
 """Threads that read adapters from disk."""
 _DOWNLOADS: Final = 4
 """Threads that wait for adapters from an object store."""
+_ANY_HOST: Final = ("0.0.0.0", "::")
+"""To listen on; no address for others."""
 
 
 class Replica:
@@ -74,6 +77,8 @@ class Replica:
         self._template = ChatTemplate.from_dir(config.base)
         self._watching: asyncio.Task[Any] | None = None
         self._server: web.AppRunner | None = None
+        self._joining: Joining | None = None
+        self._joined: asyncio.Task[None] | None = None
 
     def _parts(self) -> tuple[HostAdapter | None, Engine]:
         config, model, source = self.config, self._model, self._source
@@ -102,12 +107,27 @@ class Replica:
         host, port = self._server.addresses[0][:2]
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         _log.info("serving", extra={"url": url, "adapters": len(self.front.adapters)})
+        self._join(url)
         return url
+
+    def _join(self, url: str) -> None:
+        config = self.config
+        if config.join:
+            self._joining = Joining(
+                gateway=config.join,
+                token=config.fleet_token,
+                name=config.name,
+                url=config.join_url or url,
+            )
+            self._joined = spawn(self._joining.run(), name="join the fleet")
 
     async def stop(self, *, hurry: asyncio.Event | None = None) -> None:
         """Refuse what is new, let run what runs until `drain_s` passed or `hurry` is set, end."""
         _log.info("draining", extra={"deadline_s": self.config.drain_s})
         self.front.drain(True)
+        if self._joining is not None and self._joined is not None:
+            await stop(self._joined)
+            await self._joining.leave()
         quiet = spawn(self.front.quiet(), name="drain")
         waits = [quiet, *([] if hurry is None else [spawn(hurry.wait(), name="hurry")])]
         await asyncio.wait(waits, timeout=self.config.drain_s, return_when=asyncio.FIRST_COMPLETED)
@@ -247,6 +267,10 @@ def _check(config: ReplicaConfig, model: ModelConfig) -> None:
         faults.append("max_cpu_loras: must be at least max_loras, for slots are filled from there")
     if config.merged == config.base_name:
         faults.append("merged: the base has this name; give one of them another (served_name)")
+    if config.join and not config.fleet_token:
+        faults.append("join: needs fleet_token, the same as the gateways' fleet.token")
+    if config.join and not config.join_url and config.host in _ANY_HOST:
+        faults.append(f"join_url: say where gateways reach it, since it listens on {config.host}")
     if config.max_step_tokens < config.max_running:
         faults.append("max_step_tokens: must be at least max_running, one token a sequence")
     try:

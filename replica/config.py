@@ -81,6 +81,11 @@ class ReplicaConfig(Settings):
     """A larger request body is refused with 413."""
     fleet_token: str = ""
     """When set, calls that load, unload, pin, prefetch or drain must carry it."""
+    join: str = Field("", pattern=r"^(https?://\S+)?$")
+    """http://HOST:PORT of a gateway's admin port: this replica announces itself there, with the
+    fleet token, and every gateway of the fleet hears of it. Empty: a list or DNS names it."""
+    join_url: str = Field("", pattern=r"^(https?://\S+)?$")
+    """Address at which gateways reach it; empty: the one it listens on."""
 
     rescan_s: float = Field(2, gt=0)
     """The adapter folder is looked through this often."""

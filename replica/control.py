@@ -253,6 +253,8 @@ class Control:
             report = await self._front.next_report(seen, self._config.heartbeat_s)
             await response.write(encode_report(report))
             seen = report.seq
+        if self._front.closing:  # who follows it shall know that it went on purpose
+            await response.write(encode_report(self._front.goodbye()))
         await response.write_eof()
         return response
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from replica.adapters import Trial
@@ -138,6 +139,10 @@ class Front:
             except TimeoutError:
                 pass
         return self.report
+
+    def goodbye(self) -> ReplicaReport:
+        """The last report of this life: the engine may have ended before it told of the drain."""
+        return replace(self.report, seq=self.report.seq + 1, draining=True)
 
     # --- adapters
 

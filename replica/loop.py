@@ -35,6 +35,7 @@ from replica.engine.sampler import BROKEN, Drawn
 from replica.engine.threads import team
 from replica.errors import AdapterLost, BadRequest, LogitsNotFinite, ReplicaError, SequenceFailed
 from replica.generation import Event, PromptScores
+from replica.load_waits import LoadWaits
 from replica.metrics import Metrics
 from replica.pipeline import Pipeline
 from replica.reports import Reports
@@ -121,6 +122,7 @@ class EngineLoop:
             heartbeat_s=config.heartbeat_s,
         )
         self._live: dict[str, Sequence] = {}
+        self._load_waits = LoadWaits(metrics)
         self._blocked = False  # the last plan found nothing, though it was thought to
         self._draining = False
         self._stopping = False
@@ -159,6 +161,9 @@ class EngineLoop:
                 refused.append(Event(seq.id, finish=Finish.ERROR, error=BadRequest(str(error))))
             else:
                 self._live[seq.id] = seq
+                if seq.adapter is not None:
+                    tier = self._cache.tier_of(seq.adapter)
+                    self._load_waits.began(seq.id, seq.adapter, tier, self._clock())
         if refused:
             self._tell(lambda: self._listener.delivered(refused))
 
@@ -166,6 +171,7 @@ class EngineLoop:
         """Nobody waits for it any more; harmless when it has ended."""
         if (seq := self._live.pop(seq_id, None)) is not None:
             self._scheduler.abort(seq_id, Finish.ABORT, self._clock())
+            self._load_waits.ended(seq_id)
             self._metrics.ended(Finish.ABORT, len(seq.output))
 
     def drain(self, on: bool) -> None:
@@ -224,7 +230,8 @@ class EngineLoop:
 
     def _work(self) -> None:
         self.adapters.carry_out()
-        self._step_began_at = self._clock()
+        self._step_began_at = now = self._clock()
+        self._load_waits.settle(lambda name: self._cache.slot_of(name) is not None, now)
         turn = self._pipeline.turn()
         self._step_began_at = None
         self._blocked = turn.started is None and turn.landed is None and not turn.progress
@@ -256,6 +263,7 @@ class EngineLoop:
         seq = self._live[item.seq]
         if item.finish is not None:
             del self._live[item.seq]
+            self._load_waits.ended(item.seq)
             self._metrics.ended(item.finish, len(seq.output))
         error = self._failure(seq, item.reason, drawn) if item.finish is Finish.ERROR else None
         first = item.token is not None and len(seq.output) == 1

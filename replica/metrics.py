@@ -40,6 +40,15 @@ class Metrics:
         self._loads = self._histogram(
             "adapter_load_seconds", "Time to bring an adapter into a slot", _LOAD_S, "tier"
         )
+        self._waits = self._histogram(
+            "adapter_wait_seconds",
+            "Arrival of a sequence until its adapter is in a slot, by the tier it was in",
+            _LOAD_S,
+            "tier",
+        )
+        self._prefetches = self._counter(
+            "adapter_prefetches", "Adapters brought to a tier before a sequence had them", "tier"
+        )
         self._load_failures = self._counter(
             "adapter_load_failures", "Adapters that could not be brought into a slot"
         )
@@ -57,6 +66,9 @@ class Metrics:
             self._loads.labels(tier.value)
         for tier in (Tier.GPU, Tier.HOST):
             self._evictions.labels(tier.value)
+            self._prefetches.labels(tier.value)
+        for tier in Tier:
+            self._waits.labels(tier.value)
         for kind in ("prefill", "decode"):
             self._tokens.labels(kind)
         for finish in Finish:
@@ -70,6 +82,12 @@ class Metrics:
 
     def loaded(self, tier: Tier, seconds: float) -> None:
         self._loads.labels(tier.value).observe(seconds)
+
+    def waited(self, tier: Tier, seconds: float) -> None:
+        self._waits.labels(tier.value).observe(seconds)
+
+    def prefetched(self, tier: Tier) -> None:
+        self._prefetches.labels(tier.value).inc()
 
     def load_failed(self) -> None:
         self._load_failures.inc()

@@ -147,7 +147,8 @@ class Tiers:
         """Bring a copy to host memory ahead of its use; one that is there counts as used now."""
         if version in self._copies:
             self._cache.read(*version)
-        elif version not in self._reading:
+        elif version not in self._reading and version not in self._ahead:
+            self._metrics.prefetched(Tier.HOST)
             self._ahead[version] = None
             self._read_ahead()
 
@@ -219,8 +220,7 @@ class Tiers:
     def _arrived(self, version: Version, host: HostAdapter, seconds: float) -> None:
         adapter, digest = version
         read = self._reading[version]
-        rate = self.rates.fetch if read.remote else self.rates.read
-        rate.observe(host.size_bytes, seconds)
+        (self.rates.fetch if read.remote else self.rates.read).observe(host.size_bytes, seconds)
         reload_s = self._reload_s(read, host)
         if host.digest != digest:
             self._keeper.replaced(adapter, host)

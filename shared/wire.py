@@ -22,6 +22,10 @@ PREFETCH_PATH: Final = "/prefetch"
 LOAD_PATH: Final = "/v1/load_lora_adapter"
 UNLOAD_PATH: Final = "/v1/unload_lora_adapter"
 
+JOIN_PATH: Final = "/fleet/v1/replicas"
+"""Of the gateway: POST `{id, url}` joins the fleet or renews that, and is answered with `lease_s`;
+DELETE, as `JOIN_PATH/{id}?url=`, leaves it. Both want the fleet token."""
+
 # Reply headers of the gateway (DESIGN.md §2).
 REQUEST_ID: Final = "x-request-id"
 REPLICA: Final = "x-loraplex-replica"

@@ -50,6 +50,8 @@ class AdminServices:
     throttle: Throttle = field(default_factory=Throttle)
     refused: Callable[[ReplicaId], Mapping[AdapterId, str]] = lambda replica: {}
     """Loads that a replica would not do, with its words."""
+    found_by: Callable[[ReplicaId], str] = lambda replica: ""
+    """What names a replica: the file, DNS, or that it joined."""
 
 
 def add_admin_routes(app: web.Application, services: AdminServices, key: str) -> None:
@@ -62,7 +64,7 @@ def add_admin_routes(app: web.Application, services: AdminServices, key: str) ->
     parts = (
         Tenants(registry, services.quota, services.wall),
         Adapters(registry, dispatcher, services.refused, services.clock, services.wall),
-        Fleet(registry, dispatcher, services.changed, services.clock),
+        Fleet(registry, dispatcher, services.changed, services.found_by, services.clock),
         Bills(registry, services.ledger, reconciler, services.wall),
     )
     for part in parts:

@@ -6,7 +6,7 @@ import hmac
 import math
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
 import orjson
@@ -19,7 +19,7 @@ from gateway.state.ledger import BadQuestion
 from gateway.state.tenants import BadField, Conflict, Missing
 from gateway.store.redis import StoreAway
 from shared.openai_errors import INVALID_REQUEST, error_body
-from shared.wire import REQUEST_ID
+from shared.wire import FLEET_TOKEN, REQUEST_ID
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -29,7 +29,6 @@ Route = tuple[str, str, Handler]
 ACTOR: Final = "x-loraplex-actor"
 """Who asks, for the events: the admin key is shared by all who have it."""
 
-ADMIN: Final = "admin"
 _ACTOR_MAX: Final = 100
 _VERSION_DIGITS: Final = 15
 
@@ -42,32 +41,55 @@ _STATUS: Final[tuple[tuple[type[Exception], int, str], ...]] = (
 )
 
 
-def guarded(handler: Handler, key: str, throttle: Throttle) -> Handler:
-    """The admin key first, from an address that has not failed too often; then every refusal in
-    one shape."""
+class Credential(NamedTuple):
+    """What proves that a caller may call."""
+
+    who: str  # who has it
+    given: Callable[[web.Request], str]  # as this request shows it
+    wanted: str  # told to those who do not
+
+
+def _bearer(request: web.Request) -> str:
+    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+    return given.strip() if scheme.lower() == "bearer" else ""
+
+
+OF_ADMINS: Final = Credential(
+    "admin", _bearer, "The admin API needs its own key as `Authorization: Bearer KEY`."
+)
+OF_THE_FLEET: Final = Credential(
+    "fleet",
+    lambda request: request.headers.get(FLEET_TOKEN, ""),
+    f"This call needs the fleet token in the header `{FLEET_TOKEN}`.",
+)
+
+
+def guarded(
+    handler: Handler, key: str, throttle: Throttle, credential: Credential = OF_ADMINS
+) -> Handler:
+    """The key first, from an address that has not failed too often; then every refusal in one
+    shape. `key` is not empty."""
     secret = key.encode()
 
     async def call(request: web.Request) -> web.StreamResponse:
         peer = request.remote or ""
-        if (wait_s := throttle.shut(peer, ADMIN)) > 0:
+        if (wait_s := throttle.shut(peer, credential.who)) > 0:
             message = "Too many wrong keys came from your address; try again after the wait."
-            return _error(429, message, code="too_many_failed_keys", retry_s=wait_s)
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        known = hmac.compare_digest(given.strip().encode("utf-8", "surrogateescape"), secret)
-        if scheme.lower() != "bearer" or not known:
+            return refusal(429, message, code="too_many_failed_keys", retry_s=wait_s)
+        given = credential.given(request).encode("utf-8", "surrogateescape")
+        if not hmac.compare_digest(given, secret):
             throttle.failed(peer)
-            message = "The admin API needs its own key as `Authorization: Bearer KEY`."
-            return _error(401, message, code="invalid_api_key")
-        throttle.passed(peer, ADMIN)
-        actor.set(f"admin {request.headers.get(ACTOR, '')[:_ACTOR_MAX]} from {peer}")
+            return refusal(401, credential.wanted, code="invalid_api_key")
+        throttle.passed(peer, credential.who)
+        actor.set(f"{credential.who} {request.headers.get(ACTOR, '')[:_ACTOR_MAX]} from {peer}")
         try:
             return await handler(request)
         except tuple(kind for kind, _, _ in _STATUS) as error:
             return _refused(request, error)
         except ModelNotFound as error:
-            return _error(404, error.message, code="model_not_found", param="model")
+            return refusal(404, error.message, code="model_not_found", param="model")
         except web.HTTPRequestEntityTooLarge:
-            return _error(413, "The body is larger than this server takes.", code="too_large")
+            return refusal(413, "The body is larger than this server takes.", code="too_large")
 
     return call
 
@@ -76,10 +98,10 @@ def _refused(request: web.Request, error: Exception) -> web.Response:
     status, code = next((s, c) for kind, s, c in _STATUS if isinstance(error, kind))
     if isinstance(error, Conflict) and "If-Match" in request.headers:
         status, code = 412, "precondition_failed"
-    return _error(status, str(error), code=code, param=getattr(error, "param", None))
+    return refusal(status, str(error), code=code, param=getattr(error, "param", None))
 
 
-def _error(
+def refusal(
     status: int, message: str, *, code: str, param: str | None = None, retry_s: float = 1.0
 ) -> web.Response:
     kind = INVALID_REQUEST if status < 500 else "server_error"
@@ -91,11 +113,11 @@ def _error(
 
 
 async def switched_off(request: web.Request) -> web.StreamResponse:
-    return _error(404, "The admin API is off; set `admin.key` to have it.", code="admin_off")
+    return refusal(404, "The admin API is off; set `admin.key` to have it.", code="admin_off")
 
 
 async def nowhere(request: web.Request) -> web.StreamResponse:
-    return _error(404, f"There is no {request.method} {request.path}.", code="unknown_url")
+    return refusal(404, f"There is no {request.method} {request.path}.", code="unknown_url")
 
 
 # what comes in

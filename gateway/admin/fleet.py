@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
+from typing import Any
 
 from aiohttp import web
 
 from gateway.admin.call import Route, answer, asked, listed
 from gateway.admin.rows import chosen, replica_row
 from gateway.admin.tenants import named
-from gateway.core.dispatcher import Base, Dispatcher
+from gateway.core.dispatcher import Base, Dispatcher, ReplicaView
 from gateway.errors import ModelNotFound
 from gateway.state.registry import Registry
 from gateway.state.tenants import Missing
@@ -24,11 +25,13 @@ class Fleet:
         registry: Registry,
         dispatcher: Dispatcher,
         changed: Callable[[], None],
+        found_by: Callable[[ReplicaId], str],
         clock: Clock,
     ) -> None:
         self._registry = registry
         self._dispatcher = dispatcher
         self._changed = changed
+        self._found_by = found_by
         self._clock = clock
 
     def routes(self) -> list[Route]:
@@ -42,7 +45,7 @@ class Fleet:
 
     async def replicas(self, request: web.Request) -> web.StreamResponse:
         now = self._clock()
-        return listed([replica_row(view, now) for view in self._dispatcher.view(now)])
+        return listed([self._row(view, now) for view in self._dispatcher.view(now)])
 
     async def residency(self, request: web.Request) -> web.StreamResponse:
         return listed(
@@ -71,8 +74,11 @@ class Fleet:
         self._changed()
         for view in self._dispatcher.view(now):
             if view.replica == replica:
-                return answer(replica_row(view, now))
+                return answer(self._row(view, now))
         raise Missing(f"There is no replica {replica!r} in this gateway's fleet.")
+
+    def _row(self, view: ReplicaView, now: float) -> dict[str, Any]:
+        return replica_row(view, now) | {"found_by": self._found_by(view.replica)}
 
     async def explain(self, request: web.Request) -> web.StreamResponse:
         """Where a request would go now. A model the tenant may not use is as good as unknown."""

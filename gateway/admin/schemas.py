@@ -202,6 +202,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
             "resident": {"type": "array", "items": TEXT},
             "reported_s_ago": nullable(NUMBER),
             "ejected_s_left": nullable(NUMBER),
+            "found_by": TEXT,
         },
         "required": ["replica", "state", "in_flight", "capacity", "adapters"],
     },

@@ -10,7 +10,16 @@ import typer
 from gateway.cli.client import GatewayOption, admin
 from gateway.cli.output import JsonFlag, note, show, show_json
 
-_COLUMNS: Final = ("replica", "state", "in_flight", "running", "waiting", "slots", "resident")
+_COLUMNS: Final = (
+    "replica",
+    "state",
+    "in_flight",
+    "running",
+    "waiting",
+    "slots",
+    "resident",
+    "found_by",
+)
 
 ReplicaArgument = Annotated[str, typer.Argument(metavar="REPLICA", help="As `list` names it.")]
 
@@ -22,7 +31,11 @@ def list_all(gateway: GatewayOption = "", as_json: JsonFlag = False) -> None:
     if as_json:
         show_json(replicas)
         return
-    show(replicas, _COLUMNS, empty="the gateway knows no replicas; its config names them")
+    show(
+        replicas,
+        _COLUMNS,
+        empty="the gateway knows no replicas: list them, name a service, or let them join",
+    )
 
 
 def drain(replica: ReplicaArgument, gateway: GatewayOption = "") -> None:

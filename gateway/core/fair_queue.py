@@ -32,7 +32,7 @@ from collections import OrderedDict
 from math import inf
 from typing import Generic
 
-from gateway.core.tenant_lines import Entry, Key, Line, Tenant
+from gateway.core.tenant_lines import Entry, Key, Line, Tenant, jain, marked
 from shared.ids import RequestId, TenantId
 
 _LEAST_COST = 1.0
@@ -62,6 +62,10 @@ class FairQueue(Generic[Key]):
     def turn(self) -> float:
         """The least tag: of `first`."""
         return self._order[0][0] if self._order else -inf
+
+    def fairness(self) -> float:
+        """Jain's index of what those had who waited ever since this was last asked, per weight."""
+        return jain(marked(self._tenants.values()))
 
     # -- in and out
 
@@ -230,6 +234,7 @@ class FairQueue(Generic[Key]):
         del line.entries[entry.request]
         del self._queued[entry.request]
         mine.waiting -= 1
+        mine.marked = mine.marked if mine.waiting else None
         self._offer(mine, line)
         if not line.entries:
             del mine.lines[entry.key]
@@ -293,8 +298,5 @@ class FairQueue(Generic[Key]):
         ranked = {tenant: (tag, stamp) for tag, stamp, tenant in self._order}
         assert len(ranked) == len(self._order), "a tenant stands in the order twice"
         for mine in self._tenants.values():
-            assert (mine.ranked is None) == (not mine.ready) == (mine.id not in ranked)
-            assert mine.ranked is None or mine.ranked == ranked[mine.id]
-            assert mine.ranked is None or mine.ranked[0] == mine.tag, f"{mine.id}: a stale rank"
+            mine.check(ranked.get(mine.id))
             assert all(self._by_key[key][mine.id] is line for key, line in mine.lines.items())
-            mine.check()

@@ -150,7 +150,10 @@ class Membership(Outlook):
             self._fleet.replicas[replica].kept_from = NONE  # whom it was kept from is asked again
             self._room.note_room(replica)
 
-    # -- several gateways: fair_queue's words
+    # -- fairness, and several gateways: fair_queue's words
+
+    def fairness(self) -> float:
+        return self._room.fairness()
 
     @property
     def fairness_gap(self) -> float:

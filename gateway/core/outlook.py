@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gateway.core.breaker import HealthRules
+from gateway.core.census import Life
 from gateway.core.decisions import ReplicaView
 from gateway.core.fleet import Fleet
 from gateway.core.placement import Placement, PlacementRules
+from gateway.core.replica import ReplicaState
 from gateway.core.residency import ResidencyMap
 from gateway.core.router import CandidateTerms, Router
 from gateway.core.scales import Scales
@@ -83,6 +85,11 @@ class Outlook:
         """Who is to hold it, as last planned; nobody without placement."""
         return () if self._placement is None else self._placement.owners(adapter)
 
+    @property
+    def placement_moves(self) -> int:
+        """Adapters that were given an owner more, or another, since the gateway began."""
+        return 0 if self._placement is None else self._placement.moves
+
     def base_of(self, replica: ReplicaId) -> str:
         """As it last said; "" before its first report."""
         mine = self._fleet.replicas.get(replica)
@@ -92,6 +99,15 @@ class Outlook:
         """It reports, and requests may go there."""
         mine = self._fleet.replicas.get(replica)
         return mine is not None and mine.serving
+
+    def life(self, replica: ReplicaId) -> Life:
+        """What its own words say of it."""
+        mine = self._fleet.replicas.get(replica)
+        if mine is None or mine.state is ReplicaState.UNKNOWN:
+            return Life.SILENT
+        if mine.state is ReplicaState.LOST:
+            return Life.DRAINED if mine.draining else Life.SILENT
+        return Life.HEARD
 
     def digest_at(self, replica: ReplicaId, adapter: AdapterId) -> str | None:
         """The version that it holds; None when it does not serve the adapter."""
@@ -103,6 +119,13 @@ class Outlook:
         mine = self._fleet.replicas.get(replica)
         use = None if mine is None else mine.ours.get(adapter)
         return 0 if use is None else use.requests
+
+    def states(self) -> Mapping[ReplicaState, int]:
+        """How many replicas are in each."""
+        counts = dict.fromkeys(ReplicaState, 0)
+        for mine in self._fleet.replicas.values():
+            counts[mine.state] += 1
+        return counts
 
     def view(self, now: float) -> tuple[ReplicaView, ...]:
         """Every replica, by name."""

@@ -95,6 +95,8 @@ class Placement:
         self._keep_at: dict[ReplicaId, float] = {}  # when its owned are to be named again
         self._cycle: Iterator[None] | None = None
         self._begins_at = -math.inf
+        self.moves = 0
+        """Owners that adapters which had some got in place of others, or beside them."""
         self.due = math.inf
         """When `advance` has something to do; infinite while no replica has host memory to plan."""
 
@@ -169,7 +171,9 @@ class Placement:
         for done, _ in enumerate(parts.spare(names, rules.spares), 1):
             if not done % rules.piece:
                 yield
-        self._owners = {adapter: tuple(mine) for adapter, mine in parts.owners.items() if mine}
+        owners = {adapter: tuple(mine) for adapter, mine in parts.owners.items() if mine}
+        self.moves += sum(map(self._moved, owners.items()))
+        self._owners = owners
         done = 0
         for room in rooms.values():
             self._order(room, now)
@@ -177,6 +181,11 @@ class Placement:
             if done >= rules.piece:
                 done = 0
                 yield
+
+    def _moved(self, now: tuple[AdapterId, tuple[ReplicaId, ...]]) -> int:
+        """New owners of one adapter, since the cycle before."""
+        was = self._owners.get(now[0])
+        return 0 if was is None or was == now[1] else len(set(now[1]).difference(was))
 
     def _by_popularity(self, now: float) -> list[tuple[int, AdapterId]]:
         """(level, adapter), the highest level first."""

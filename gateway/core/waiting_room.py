@@ -68,6 +68,9 @@ class WaitingRoom:
         """The tag of `first`."""
         return self._queue.turn
 
+    def fairness(self) -> float:
+        return self._queue.fairness()
+
     # -- in and out
 
     def enter(self, ticket: Ticket, *, waiting_max: int) -> bool:

@@ -75,6 +75,11 @@ class Upstream:
             if connection.silent_s() >= quiet_s:
                 connection.fail(ReplyLost(why))
 
+    @property
+    def busy(self) -> int:
+        """Exchanges that run."""
+        return len(self._busy)
+
     def close(self) -> None:
         for connection in [*self._idle, *self._busy]:
             connection.fail(ReplyLost("the gateway is closing"))

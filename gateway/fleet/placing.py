@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import orjson
@@ -29,8 +29,16 @@ ANSWER_S: Final = 10.0
 
 
 class Placer:
-    def __init__(self, upstreams: Mapping[ReplicaId, Upstream], *, token: str) -> None:
+    def __init__(
+        self,
+        upstreams: Mapping[ReplicaId, Upstream],
+        *,
+        token: str,
+        ordered: Callable[[Tier, str, int], None] = lambda tier, result, adapters: None,
+    ) -> None:
+        """`ordered` is told of each order: its tier, what came of it, how many adapters."""
         self._upstreams = upstreams
+        self._ordered = ordered
         self._token = token
         self._waiting: dict[ReplicaId, dict[Tier, Order]] = {}
         self._at_work: dict[ReplicaId, asyncio.Task[None]] = {}
@@ -56,14 +64,18 @@ class Placer:
             del self._at_work[replica]
 
     async def _post(self, order: Order) -> None:
-        upstream, answer = self._upstreams[order.replica], _Answer()
+        upstream, answer = self._upstreams.get(order.replica), _Answer()
+        if upstream is None:  # it has left the fleet
+            return
         try:
             await upstream.exchange(
                 self._request(upstream, order), answer, first_byte_s=ANSWER_S, idle_s=ANSWER_S
             )
         except UpstreamError as error:
             answer.why = str(error)
-        if answer.status != 202:
+        taken = answer.status == 202
+        self._ordered(order.tier, "taken" if taken else "not_taken", len(order.adapters))
+        if not taken:
             told = {"replica": order.replica, "status": answer.status, "why": answer.text()}
             _log.warning("order of placement not taken", extra=told)
 

@@ -188,6 +188,11 @@ class Pump:
         self.dispatcher.replica_added(replica, self.clock())
         self.wake()
 
+    def replica_removed(self, replica: ReplicaId) -> None:
+        """Its requests in flight may still end."""
+        self.dispatcher.replica_removed(replica, self.clock())
+        self.wake()
+
     def report(self, report: ReplicaReport) -> bool:
         """False when it told nothing new."""
         news = self.dispatcher.report(report, self.clock())

@@ -34,7 +34,7 @@ from gateway.state.records import Record as Record
 from gateway.store.redis import Store, StoreAway
 from gateway.store.spool import Spool
 from shared import tasks
-from shared.clock import Clock, wall
+from shared.clock import Clock, monotonic, wall
 
 _log = logging.getLogger(__name__)
 
@@ -61,10 +61,15 @@ class BadQuestion(ValueError):
 
 
 class Ledger:
-    def __init__(self, store: Store, spool: Path, clock: Clock = wall) -> None:
+    def __init__(
+        self, store: Store, spool: Path, clock: Clock = wall, now: Clock = monotonic
+    ) -> None:
+        """`clock` is for what the records say, `now` for how long they wait."""
         self._store = store
         self._path = spool
         self._clock = clock
+        self._now = now
+        self._behind_since = 0.0  # records that are not in the store came after this
         self._spools: list[Spool] = []  # our own first, then what others left behind
         self._fresh: list[bytes] = []  # of this turn of the loop
         self._memory: deque[bytes] = deque()
@@ -81,6 +86,11 @@ class Ledger:
         return waiting + sum(map(len, self._memory)) + sum(map(len, self._fresh))
 
     @property
+    def lag_s(self) -> float:
+        """How long the oldest of them has waited, at most."""
+        return self._now() - self._behind_since if self.backlog_bytes else 0.0
+
+    @property
     def degraded(self) -> bool:
         """Records wait on disk, because the store did not take them."""
         return self._refused and self.backlog_bytes > 0
@@ -93,6 +103,7 @@ class Ledger:
         except OSError as error:
             reason = f"{self._path}: {error}"
             _log.error("no ledger spool; a killed gateway loses records", extra={"reason": reason})
+        self._behind_since = self._now()
         if self.backlog_bytes:
             self._wake.set()
         self._task = tasks.spawn(self._run(), name="ledger")
@@ -115,6 +126,8 @@ class Ledger:
     def record(self, record: Record) -> None:
         """It is on disk after the next `spill`, at the latest when this turn of the loop ends."""
         if not self._fresh:
+            if not self.backlog_bytes:
+                self._behind_since = self._now()
             asyncio.get_running_loop().call_soon(self.spill)
         self._fresh.append(orjson.dumps(record))
         if len(self._fresh) >= _FRESH_MAX:
@@ -229,6 +242,7 @@ class Ledger:
 
     async def _enter_all(self) -> None:
         self.spill()
+        begun_at = self._now()
         async with self._entering:
             while lines := [self._memory[n] for n in range(min(_BATCH, len(self._memory)))]:
                 await self._enter(lines)
@@ -241,6 +255,7 @@ class Ledger:
             for spool in self._spools[1:]:
                 spool.close()
             del self._spools[1:]
+        self._behind_since = max(self._behind_since, begun_at)
 
     async def _enter(self, lines: Iterable[bytes]) -> None:
         """All of them, or StoreAway: then the whole batch is tried again."""

@@ -135,21 +135,17 @@ topologySpreadConstraints:
 {{- end }}
 {{- end -}}
 
-{{/* The gateway's file. No secret here: admin.key, fleet.token and store.url come from the environment. */}}
+{{/*
+The gateway's file. No secret here: admin.key, fleet.token and store.url come from the environment.
+No replica is listed: the headless service names the pods of every pool, as they come and go.
+*/}}
 {{- define "loraplex.gatewayConfig" -}}
 {{- $name := include "loraplex.fullname" . -}}
-{{- $replicas := list }}
-{{- range $pool, $values := include "loraplex.pools" . | fromYaml }}
-{{- range $i := until (int (ternary $.Values.keda.max $values.count $.Values.keda.enabled)) }}
-{{- $id := printf "%s-%s-%d" $name $pool $i }}
-{{- $replicas = append $replicas (dict "id" $id "url" (printf "http://%s.%s-replica.%s.svc:8000" $id $name $.Release.Namespace)) }}
-{{- end }}
-{{- end }}
 {{- $chart := dict
   "listen" (dict "host" "0.0.0.0" "port" 8080)
   "admin" (dict "host" "0.0.0.0" "port" 8081)
   "store" (dict "prefix" .Values.store.prefix "timeout_s" .Values.store.timeoutSeconds "spool" "/var/lib/loraplex/ledger.spool")
-  "fleet" (dict "replicas" $replicas) }}
+  "discovery" (dict "services" (list (dict "srv" (printf "_http._tcp.%s-replica.%s.svc" $name .Release.Namespace)))) }}
 {{- toYaml (merge $chart .Values.gateway.config) -}}
 {{- end -}}
 

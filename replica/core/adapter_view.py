@@ -55,6 +55,14 @@ class AdapterView:
         slot = self._resident(adapter)
         return None if slot is None else slot.index
 
+    def tier_of(self, adapter: AdapterId) -> Tier:
+        """Where it is for a new sequence; one on its way to a slot is where it comes from."""
+        version = self._catalogue.current(adapter)
+        slot = None if version is None else self._slots.find(version)
+        if slot is not None:
+            return slot.tier if slot.loading else Tier.GPU
+        return Tier.HOST if version is not None and version in self._host else Tier.DISK
+
     def slot_held(self, seq_id: str) -> int | None:
         slot = self._slots.held_by(seq_id)
         return None if slot is None else slot.index

@@ -83,21 +83,21 @@ def test_the_gateways_file_loads_and_its_secrets_come_from_the_environment(
     assert not mounts[spool].get("readOnly")
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_the_gateways_replicas_are_the_pods_of_the_statefulset(
-    render: Render, tmp_path: Path, count: int
-) -> None:
-    rendered = render({"replica.count": count})
+def test_the_gateways_find_the_pods_by_the_headless_service(render: Render, tmp_path: Path) -> None:
+    rendered = render({"gateway.config.discovery.interval_s": 3})
     config = settings_of(GatewayConfig, rendered, "gateway", tmp_path, {})
     pods, service = rendered.one("StatefulSet", "-replica"), rendered.one("Service", "-replica")
-    name = pods["metadata"]["name"]
-    assert pods["spec"]["replicas"] == count
-    assert [entry.id for entry in config.fleet.replicas] == [f"{name}-{i}" for i in range(count)]
+    assert config.fleet.replicas == ()
+    (found,) = config.discovery.services
+    (port,) = service["spec"]["ports"]
+    # SRV records exist for named ports of a service without an address of its own.
     assert service["spec"]["clusterIP"] == "None"
+    assert found.srv == f"_{port['name']}._tcp.{service['metadata']['name']}.prod.svc"
+    assert config.discovery.interval_s == 3
+    # A pod has a name there when its StatefulSet names this service, and the service selects it.
     assert pods["spec"]["serviceName"] == service["metadata"]["name"]
-    port = service["spec"]["ports"][0]["port"]
-    for entry in config.fleet.replicas:
-        assert entry.url == f"http://{entry.id}.{service['metadata']['name']}.prod.svc:{port}"
+    labels = pods["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"].items() <= labels.items()
     # And each pod gives itself the name that the gateways know it by.
     replica = container(rendered, "replica")
     assert replica["args"][-2:] == ["--name", "$(POD_NAME)"]
@@ -308,7 +308,7 @@ def test_changed_settings_roll_the_pods_that_read_them(render: Render) -> None:
     assert rolled({}) == []
     assert rolled({"gateway.config.log_level": "DEBUG"}) == ["gateway"]
     assert rolled({"replica.config.pages": 9}) == ["replica"]
-    assert rolled({"replica.count": 3}) == ["gateway"]
+    assert rolled({"replica.count": 3}) == []
     assert rolled({"secrets.adminKey": "b" * 16}) == ["gateway"]
     assert rolled({"secrets.fleetToken": "g" * 16}) == ["gateway", "replica"]
     assert rolled({"valkey.password": "q" * 16}) == ["gateway", "valkey"]

@@ -8,12 +8,15 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from local_fleet import RunningFleet, eventually, running
 
+ROOT = Path(__file__).parents[2]
+WINDOW = "30s"
 ADAPTERS = 14
 """More than the slots of both replicas: some must leave for others."""
 
@@ -31,6 +34,12 @@ class Prometheus:
         if body["data"]["resultType"] == "scalar":
             return [float(result[1])]
         return [float(one["value"][1]) for one in result]
+
+    def firing(self) -> set[str]:
+        """Names of the alerts that fire now."""
+        reply = httpx.get(f"{self.url}/api/v1/alerts", timeout=10)
+        alerts = reply.json()["data"]["alerts"]
+        return {one["labels"]["alertname"] for one in alerts if one["state"] == "firing"}
 
 
 @pytest.fixture(scope="session")
@@ -53,8 +62,10 @@ def prometheus(
     if binary is None:
         pytest.skip("no prometheus here (Debian: apt-get install prometheus)")
     folder = tmp_path_factory.mktemp("prometheus")
+    (folder / "alerts.yml").write_text(hastened((ROOT / "helm/alerts.yaml").read_text()))
     (folder / "prometheus.yml").write_text(
-        "global: {scrape_interval: 1s}\n"
+        "global: {scrape_interval: 1s, evaluation_interval: 1s}\n"
+        "rule_files: [alerts.yml]\n"
         "scrape_configs:\n"
         f"  - job_name: gateway\n    static_configs: [{{targets: ['{_host(fleet.url)}']}}]\n"
         f"  - job_name: replica\n    static_configs: [{{targets: {replicas(fleet)}}}]\n"
@@ -71,6 +82,12 @@ def prometheus(
             yield Prometheus(url)
         finally:
             process.terminate()
+
+
+def hastened(rules: str) -> str:
+    """The chart's own rules, by windows and waits that a test can sit through."""
+    rules = re.sub(r"\[\d+m\]", f"[{WINDOW}]", rules)
+    return re.sub(r"\bfor: \d+m", "for: 2s", rules)
 
 
 def replicas(fleet: RunningFleet) -> list[str]:

@@ -51,6 +51,12 @@ async def test_work_moves_what_counts_it(serve: Any) -> None:
     assert grew("sequences_total", finish="length") == 5
     assert grew("adapter_load_seconds_count", tier="disk") == 4
     assert grew("adapter_load_seconds_sum", tier="disk") > 0
+    assert grew("adapter_wait_seconds_count", tier="disk") == 4
+    assert grew("adapter_wait_seconds_count", tier="gpu") == 1  # bob, again
+    assert grew("adapter_wait_seconds_sum", tier="disk") >= grew(
+        "adapter_load_seconds_sum", tier="disk"
+    )
+    assert grew("adapter_wait_seconds_sum", tier="gpu") == 0
     assert grew("adapter_evictions_total", tier="gpu") == 2
     assert grew("adapter_evictions_total", tier="host") == 2
     await served.idle()
@@ -68,6 +74,28 @@ async def test_a_load_from_host_memory_is_told_from_one_from_disk(serve: Any) ->
     name = "loraplex_replica_adapter_load_seconds_count"
     assert _value(samples, name, tier="disk") == 3
     assert _value(samples, name, tier="host") == 1
+
+
+async def test_what_is_brought_ahead_is_counted_and_then_waited_for_less(serve: Any) -> None:
+    served = await serve()
+    name = "loraplex_replica_adapter_prefetches_total"
+    front = served.replica.front
+
+    def tiers() -> list[str]:
+        states = [front.adapters[one] for one in ("ada", "bob")]
+        return [f"{state.tier} {state.status}" for state in states]
+
+    await served.post("/prefetch", {"adapters": ["ada", "bob"], "tier": "host"})
+    await served.until(lambda: tiers() == ["host ready", "host ready"])
+    await served.post("/prefetch", {"adapters": ["ada"], "tier": "gpu"})
+    await served.until(lambda: tiers() == ["gpu ready", "host ready"])
+    samples = await _scrape(served)
+    assert (_value(samples, name, tier="host"), _value(samples, name, tier="gpu")) == (2, 1)
+    for adapter in ("ada", "bob"):
+        await served.tokens(adapter)
+    samples = await _scrape(served)
+    waits = "loraplex_replica_adapter_wait_seconds_count"
+    assert [_value(samples, waits, tier=tier) for tier in ("gpu", "host", "disk")] == [1, 1, 0]
 
 
 async def test_what_runs_and_waits_shows_and_goes(

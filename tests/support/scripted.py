@@ -72,6 +72,9 @@ class ScriptedReplica:
     left: list[float] = field(default_factory=list)  # loop times at which a client was gone
     answer: Answer | None = None
     reporting: bool = True
+    draining: bool = False
+    tier: Tier = Tier.HOST  # of its adapters
+    host_max: int = 0  # places in host memory; 0: it takes no orders
     port: int = 0
     token: str = ""
     digests: dict[str, str] = field(default_factory=dict)  # of adapters, instead of a made-up one
@@ -139,8 +142,10 @@ class ScriptedReplica:
             pages_free=100,
             max_model_len=2048,
             heartbeat_s=self.heartbeat_s,
+            draining=self.draining,
+            host_max=self.host_max,
             adapters=tuple(
-                AdapterState(AdapterId(name), self.digests.get(name, f"sha-{name}"), Tier.HOST)
+                AdapterState(AdapterId(name), self.digests.get(name, f"sha-{name}"), self.tier)
                 for name in self.adapters
             ),
         )
@@ -360,7 +365,7 @@ async def fleet_of(
 
 
 @asynccontextmanager
-async def second(it: Fleet, folder: Path) -> AsyncIterator[Any]:
+async def second(it: Fleet, folder: Path, **fleet: Any) -> AsyncIterator[Any]:
     """Another gateway on the same store and replicas."""
     from gateway.app import Gateway
     from gateway.config import GatewayConfig
@@ -373,7 +378,10 @@ async def second(it: Fleet, folder: Path) -> AsyncIterator[Any]:
             "timeout_s": 2,
             "spool": folder / "second.spool",
         },
-        "fleet": {"replicas": [{"id": one.name, "url": one.url} for one in it.replicas]},
+        "fleet": {
+            "replicas": [{"id": one.name, "url": one.url} for one in it.replicas],
+            **fleet,
+        },
     }
     gateway = Gateway(GatewayConfig.model_validate(config))
     await gateway.start()

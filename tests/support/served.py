@@ -9,10 +9,10 @@ from typing import Any, Self
 
 from aiohttp import web
 
-from gateway.config import GatewayConfig, ReplicaEntry
+from gateway.config import ReplicaEntry
 from gateway.engines import ENGINES
 from gateway.engines.polled import Polled
-from gateway.parts import upstreams
+from gateway.parts import upstream_of
 from gateway.state.adapter_records import AdapterRecord, AdapterVersion
 from shared.ids import ReplicaId
 from shared.messages import ReplicaReport
@@ -106,8 +106,7 @@ async def polled(
     """Looks at it twenty times a second."""
     url, pump = f"http://127.0.0.1:{port}", Pump()
     its = ReplicaEntry.model_validate({"id": "one", "url": url, "kind": kind, **entry})
-    config = GatewayConfig.model_validate({"fleet": {"replicas": [its]}})
-    upstream = upstreams(config)[ReplicaId("one")]
+    upstream = upstream_of(its, connect_timeout_s=2)
     server = Polled(
         its,
         ENGINES[kind](),

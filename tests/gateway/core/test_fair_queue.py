@@ -219,6 +219,37 @@ def test_a_request_that_comes_back_is_uncharged_and_first_of_its_tenant() -> Non
     assert order.index(first) < order.index(second)
 
 
+@given(st.lists(weights, min_size=2, max_size=5), st.integers(20, 60))
+def test_the_index_of_fairness_is_near_one_for_those_who_wait(
+    given_weights: list[float], turns: int
+) -> None:
+    driver = Driver()
+    for n, weight in enumerate(given_weights):
+        for _ in range(turns * 20):
+            driver.push(TenantId(f"t{n}"), 1, weight)
+    assert driver.queue.fairness() == 1  # nobody has waited yet
+    driver.turns(turns * 10)
+    n, item = len(given_weights), max(1 / weight for weight in given_weights)
+    each = turns * 10 / sum(given_weights)  # in virtual units, but for one item
+    assert driver.queue.fairness() >= min(1.0, ((each - item) / (each + item)) ** 2) - 1e-9
+    assert 1 / n <= driver.queue.fairness() <= 1
+
+
+def test_the_index_of_fairness_falls_when_one_that_waits_gets_nothing() -> None:
+    driver = Driver()
+    for _ in range(20):
+        driver.push(A, key="a")
+        driver.push(B, key="b")
+    driver.queue.fairness()
+    driver.queue.park(A, "a")
+    driver.turns(10)
+    assert driver.queue.fairness() == 0.5
+    for _ in range(10):
+        driver.turns(1)
+    assert driver.queue.waiting(B) == 0
+    assert driver.queue.fairness() == 1  # of those who waited all the time, one is left
+
+
 def test_idle_tenants_are_forgotten() -> None:
     """Neither memory nor the cost of a pop grows with tenants that came once."""
     driver = Driver()

@@ -1,0 +1,25 @@
+-- Join the list of replicas that announce themselves, renew a place on it, or give it up.
+--
+-- KEYS[1]  hash of replicas: name -> "<when its lease ends, in µs> <url> <entry>"
+-- ARGV     name, url, entry ("" gives the place up), how long the lease is (µs), most replicas
+-- reply    "" when it is done; "full"; or "<url> <µs>": who has the name, and for how long yet
+--
+-- A name whose lease runs belongs to the url that took it.
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+local held = redis.call('HGET', KEYS[1], ARGV[1])
+if held then
+    local ends, url = string.match(held, '^(%d+) (%S+) ')
+    if url ~= ARGV[2] and tonumber(ends) > now then
+        return string.format('%s %.0f', url, ends - now)
+    end
+end
+if ARGV[3] == '' then
+    redis.call('HDEL', KEYS[1], ARGV[1])
+elseif not held and redis.call('HLEN', KEYS[1]) >= tonumber(ARGV[5]) then
+    return 'full'
+else
+    local row = string.format('%.0f %s %s', now + ARGV[4], ARGV[2], ARGV[3])
+    redis.call('HSET', KEYS[1], ARGV[1], row)
+end
+return ''
