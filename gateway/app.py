@@ -41,6 +41,7 @@ from gateway.probes import Probes
 from gateway.state.ledger import Ledger
 from gateway.state.quota import Quota
 from gateway.state.registry import Registry
+from gateway.state.turns import Turn
 from gateway.store.redis import Store
 from shared import tasks
 from shared.ids import ReplicaId
@@ -132,12 +133,9 @@ class Gateway:
             watch = self._watch(entry)
             self._watches.append(tasks.spawn(watch.run(), name=f"watch {entry.id}"))
             if (place := self._places.get(ReplicaId(entry.id))) is not None:
-                deployer = Deployer(
-                    place,
-                    self.registry,
-                    takes=self._takes(entry),
-                    in_use=self.pump.dispatcher.in_use,
-                )
+                takes, in_use = self._takes(entry), self.pump.dispatcher.in_use
+                turn = Turn(self.store, f"deploy:{entry.id}")
+                deployer = Deployer(place, self.registry, takes=takes, in_use=in_use, turn=turn)
                 self._watches.append(tasks.spawn(deployer.run(), name=f"deploy {entry.id}"))
         self._watches.append(tasks.spawn(self._sharing.run(), name="shares"))
         for listener in self._listeners:
