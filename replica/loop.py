@@ -84,6 +84,7 @@ class EngineLoop:
         """`merged` is the adapter that the base has become, if it has."""
         self._config = config
         self._scheduler = engine.scheduler
+        self._cache = engine.cache
         self._pipeline = Pipeline(
             scheduler=engine.scheduler, runner=engine.runner, clock=clock,
             meanwhile=self._meanwhile, arriving=self._arriving,

@@ -1,8 +1,9 @@
 """What a replica counts, in Prometheus form.
 
-The four `vllm:` series are the ones that autoscalers and inference gateways already read. Gauges
-are not stored: a scrape reads the newest report, so no series outlives what it describes, and
-`vllm:lora_requests_info` has exactly one. Counters move on the engine thread; they lock inside.
+The `vllm:` series are those that autoscalers and inference gateways already read; of the Gateway
+API Inference Extension's model server protocol (docs/proposals/003) all are here, by the names and
+labels of vLLM. Gauges are not stored: a scrape reads the newest report, so no series outlives what
+it describes, and each has exactly one. Counters move on the engine thread; they lock inside.
 """
 
 from __future__ import annotations
@@ -75,10 +76,14 @@ class Metrics:
             self._sequences.labels(finish.value)
 
     def describe(
-        self, report: Callable[[], ReplicaReport], waiting: Callable[[], set[str]]
+        self,
+        report: Callable[[], ReplicaReport],
+        waiting: Callable[[], set[str]],
+        *,
+        page_tokens: int,
     ) -> None:
         """Where scrapes find the state of the moment."""
-        self.registry.register(_State(report, waiting, wall))
+        self.registry.register(_State(report, waiting, page_tokens, wall))
 
     def loaded(self, tier: Tier, seconds: float) -> None:
         self._loads.labels(tier.value).observe(seconds)
@@ -130,10 +135,15 @@ def _decodes(row: Row) -> bool:
 
 class _State(Collector):
     def __init__(
-        self, report: Callable[[], ReplicaReport], waiting: Callable[[], set[str]], clock: Clock
+        self,
+        report: Callable[[], ReplicaReport],
+        waiting: Callable[[], set[str]],
+        page_tokens: int,
+        clock: Clock,
     ) -> None:
         self._report = report
         self._waiting = waiting
+        self._page_tokens = page_tokens
         self._clock = clock
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
@@ -145,6 +155,13 @@ class _State(Collector):
         yield _vllm(
             "kv_cache_usage_perc", "Pages in use of those adapters leave, 1 is all", now.base, used
         )
+        cache = GaugeMetricFamily(
+            "vllm:cache_config_info",
+            "Pages of the pool and tokens of keys in one; adapters take from the same pages",
+            labels=["block_size", "num_gpu_blocks"],
+        )
+        cache.add_metric([str(self._page_tokens), str(now.pages_total)], 1)
+        yield cache
         by_use = GaugeMetricFamily(
             f"{_NAMESPACE}_pages", "Pages of the pool, by what holds them", labels=["use"]
         )

@@ -24,6 +24,7 @@ import orjson
 
 from gateway.completion.errand import Errand
 from gateway.completion.failures import BUSY, AttemptFailed, busy, exchange_failed
+from gateway.completion.refusal import refusal
 from gateway.config import ForwardConfig
 from gateway.core.dispatcher import Conduct, Kind, Placement
 from gateway.core.retry_budget import RetryBudget
@@ -32,7 +33,7 @@ from gateway.edge.relay import Relay
 from gateway.edge.rename import renamed_whole
 from gateway.edge.reply import Reply
 from gateway.edge.upstream import Upstream
-from gateway.errors import ReplicaLost
+from gateway.errors import ModelNotFound, ReplicaLost
 from gateway.fleet.dialect import Dialect
 from gateway.fleet.pump import Lease, Refused
 from gateway.metrics import Metrics
@@ -193,6 +194,9 @@ class Forwarder:
         if relay.status in BUSY:
             conduct = Conduct.BUSY if relay.status in (429, 503) else Conduct.FAULTY
             raise AttemptFailed(busy(relay.headers), conduct, elsewhere=True)
+        if relay.status == 404 and errand.target.adapter is not None:
+            errand.outcome = "refused"  # it has just lost the adapter, or never had what "*" passed
+            raise AttemptFailed(ModelNotFound(ask.model), Conduct.WELL, elsewhere=True)
         if relay.status >= 300 or relay.status < 200:
             return _refuse(relay, body, payload, errand)
         if payload is None:
@@ -230,10 +234,10 @@ def _end_stream(relay: Relay, errand: Errand) -> Conduct | None:
 
 
 def _refuse(relay: Relay, body: bytes, payload: dict[str, Any] | None, errand: Errand) -> Conduct:
-    """The replica refused the request: its own words if they are an OpenAI error, else ours."""
+    """The replica refused the request: its own words if they are an error of an API, else ours."""
     ours_to_fix = relay.status in (401, 403) or relay.status < 400
     faulty = ours_to_fix or relay.status >= 500
-    if ours_to_fix or payload is None or not isinstance(payload.get("error"), dict):
+    if ours_to_fix or (told := refusal(relay.status, payload)) is None:
         raise AttemptFailed(
             ReplicaLost(f"The replica could not serve this request (status {relay.status})."),
             Conduct.FAULTY if faulty else Conduct.WELL,
@@ -243,8 +247,9 @@ def _refuse(relay: Relay, body: bytes, payload: dict[str, Any] | None, errand: E
         errand.outcome = "refused"
     reply = errand.reply
     if reply.begun:
-        reply.end(b"data: " + orjson.dumps(payload) + b"\n\n")
+        reply.end(b"data: " + orjson.dumps(told) + b"\n\n")
     else:
+        body = body if told == payload else orjson.dumps(told)
         reply.whole(relay.status, relay.headers, body)
     return Conduct.FAULTY if faulty else Conduct.WELL
 

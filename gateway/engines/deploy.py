@@ -6,6 +6,10 @@ of ours runs with the adapter. What was removed from the registry is unloaded li
 that was away, or that lists an adapter no more, is given it again. While the registry has not been
 read nothing is done: an empty wish is not the wish for nothing.
 
+Of several gateways one at a time acts on a server (`Turn`); the others look on, and see in the
+server's list what it has done. One that was refused lets the next one try, so that each has the
+server's reason to show.
+
 With several bases in the fleet nobody can tell from a record which base it fits, and not every
 server checks: then, and while the base of a replica is not known yet, only what a replica's
 `deploy` names is given to it. What it holds already stays.
@@ -54,6 +58,14 @@ class Place(Protocol):
     async def unload(self, name: str) -> str: ...
 
 
+class Turn(Protocol):
+    """Whether this gateway may act on the place now."""
+
+    async def mine(self) -> bool: ...
+
+    def let_go(self) -> None: ...
+
+
 class Desired(Protocol):
     @property
     def loaded(self) -> bool: ...
@@ -73,6 +85,7 @@ class Deployer:
         *,
         takes: Callable[[], Callable[[str], bool]],
         in_use: Callable[[ReplicaId, AdapterId], int],
+        turn: Turn | None = None,
         deployment: Deployment | None = None,
         look_s: float = LOOK_S,
         clock: Clock = monotonic,
@@ -82,6 +95,7 @@ class Deployer:
         self._registry = registry
         self._takes = takes
         self._in_use = in_use
+        self._turn = turn
         self._deployment = deployment or Deployment()
         self._look_s = look_s
         self._clock = clock
@@ -90,12 +104,14 @@ class Deployer:
     async def run(self) -> None:
         try:
             while True:
-                self._look()
+                await self._look()
                 await asyncio.sleep(self._look_s)
         finally:
             await tasks.stop(*self._calls)
+            if self._turn is not None:
+                self._turn.let_go()
 
-    def _look(self) -> None:
+    async def _look(self) -> None:
         held = self._place.held
         if held is None:
             self._deployment.restarted()
@@ -105,11 +121,16 @@ class Deployer:
             return
         wanted = self._wanted()
         leaving = [name for name in held if name not in wanted and self._may_go(name, held)]
+        busy = bool(self._calls or leaving or wanted.keys() - held)
+        if busy and self._turn is not None and not await self._turn.mine():
+            return
         for step in self._deployment.due(wanted, leaving, held, self._clock()):
             path = wanted[step.name].path if step.load else ""
             call = tasks.spawn(self._call(step, path), name=f"deploy {step.name}")
             self._calls.add(call)
             call.add_done_callback(self._calls.discard)
+        if self._turn is not None and not self._calls:
+            self._turn.let_go()
         self._place.failures.clear()
         for name, why in self._deployment.refused().items():
             self._place.failures[AdapterId(name_here(name)[0])] = why

@@ -1,8 +1,9 @@
 """LoRAX (predibase/lorax), which takes an adapter with the request that wants it.
 
 It tells: `/info` has `model_id` and `max_total_tokens`; `/metrics` has `lorax_batch_current_size`
-(the requests that run). There is no `/v1/models`, no list of adapters and no word of its tiers:
-`slots` (--max-active-adapters) and `host_slots` of the configuration say how many it holds.
+(the requests that run) and `lorax_queue_length` (those that waited when a batch was last made, the
+ones that it then took among them). There is no `/v1/models`, no list of adapters and no word of its
+tiers: `slots` (--max-active-adapters) and `host_slots` of the configuration say how many it holds.
 
 It takes no load or unload: `model` of a request is an adapter's id or path, loaded just in time and
 evicted by its own rule; the base is `""`. So each adapter of the registry whose current version has
@@ -11,7 +12,7 @@ a filesystem, start it with --adapter-source local.
 
 It cannot: tell a version from another at the same path (give each its own), refuse an adapter
 before its first request, pin, or be unloaded. Sources: its docs/guides/openai_api.md, router/src/
-server.rs and infer.rs.
+server.rs, infer.rs and scheduler.rs (its docs/reference/metrics.md names neither gauge).
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class LoRAX:
             base=info["model_id"],
             max_model_len=length if isinstance(length, int) else 0,
             running=total(text, "lorax_batch_current_size"),
+            waiting=total(text, "lorax_queue_length"),
         )
 
     def load(self, name: str, path: str) -> Call | None:

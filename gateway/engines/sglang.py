@@ -3,7 +3,8 @@
 It tells: `/v1/models` has the base and, with --enable-lora, each loaded adapter (`parent` the base,
 `root` its path); `/metrics`, with --enable-metrics only, `sglang:num_running_reqs` and
 `sglang:num_queue_reqs`. Which adapters run, and which are in its --max-loras-per-batch slots, it
-does not tell: `slots` and `host_slots` (--max-loaded-loras) of the configuration say how many.
+does not tell: `slots` and `host_slots` (--max-loaded-loras) of the configuration say how many. Its
+`/health` may generate a token each time, so it is not asked.
 
 It takes `POST /load_lora_adapter` {lora_name, lora_path} and `/unload_lora_adapter` {lora_name},
 answered by {success, error_message, loaded_adapters}: 200, or 400 when `success` is false. A failed

@@ -1,9 +1,10 @@
 """vLLM's OpenAI server.
 
 It tells: `/v1/models` has the base (`parent` null) and each adapter (`parent` the base, `root` its
-path); `/metrics` has `vllm:num_requests_running` and `_waiting`, and `vllm:lora_requests_info`, of
-which a series is a combination of names ever seen, its value the time it was last set: the newest
-counts. `max_lora` there is its slots. Which idle adapters are in slots it does not tell.
+path); `/health` is 503 when its engine has died behind it; `/metrics` has
+`vllm:num_requests_running` and `_waiting`, and `vllm:lora_requests_info`, of which a series is a
+combination of names ever seen, its value the time it was last set: the newest counts. `max_lora`
+there is its slots. Which idle adapters are in slots it does not tell.
 
 It takes `POST /v1/load_lora_adapter` {lora_name, lora_path} and `/v1/unload_lora_adapter`
 {lora_name}, when VLLM_ALLOW_RUNTIME_LORA_UPDATING is set (otherwise 404 `{"detail":"Not Found"}`).
@@ -11,8 +12,13 @@ A success is plain text with 200; 400 says that the name is loaded already, 404 
 unload the adapter, is not there; a fault of the adapter itself is a 400 or, for most, a 500. What
 runs when its adapter is unloaded finishes.
 
+A refusal is an OpenAI error but for `code`, the HTTP number, and `type`, a class's name. Usage
+comes when asked for, without cached tokens unless --enable-prompt-tokens-details is given.
+
 It cannot: list tiers, pin, or take a path from a request. Names with a comma cannot be read in its
-metrics. Sources: docs.vllm.ai, "LoRA Adapters" and "Metrics"; a transcript of release 0.32.
+metrics. A SIGKILL of its first process leaves the others behind: kill the group. On a CPU, 0.32
+gives base rows the adapter of the last slot in a batch that mixes both. Sources: docs.vllm.ai,
+"LoRA Adapters" and "Metrics"; release 0.32 itself (tests/vllm).
 """
 
 from __future__ import annotations
@@ -37,7 +43,7 @@ _INFO: Final = "vllm:lora_requests_info"
 
 
 class VLLM:
-    pages: tuple[str, ...] = ("/v1/models", "/metrics")
+    pages: tuple[str, ...] = ("/v1/models", "/health", "/metrics")
     by_request = False
     takes_loads = True
 

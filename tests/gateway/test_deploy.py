@@ -75,7 +75,11 @@ class VLLM(Served):
 
 @asynccontextmanager
 async def gateway_on(
-    server: Served, store: str, folder: Path, others: Sequence[dict[str, Any]] = ()
+    server: Served,
+    store: str,
+    folder: Path,
+    others: Sequence[dict[str, Any]] = (),
+    prefix: str = "",
 ) -> AsyncIterator[tuple[Gateway, httpx.AsyncClient]]:
     url = f"http://127.0.0.1:{server.port}"
     entry = {"id": "one", "url": url, "kind": "vllm", "api_key": "k3y"}
@@ -83,14 +87,19 @@ async def gateway_on(
         {
             "listen": {"port": 0},
             "admin": {"key": ADMIN_KEY},
-            "store": {"url": store, "prefix": f"t{uuid4().hex}:", "spool": folder / "spool"},
+            "store": {
+                "url": store,
+                "prefix": prefix or f"t{uuid4().hex}:",
+                "spool": folder / uuid4().hex,
+            },
             "fleet": {"replicas": [entry, *others]},
         }
     )
     gateway = Gateway(config)
     await gateway.start()
     try:
-        await gateway.registry.create("acme")
+        if not gateway.registry.tenants():
+            await gateway.registry.create("acme")
         _, key = await gateway.registry.key_create("acme")
         await until(lambda: gateway.pump.dispatcher.bases())
         headers = {"authorization": f"Bearer {key}"}
@@ -260,6 +269,41 @@ async def test_nothing_is_loaded_while_it_may_be_another_bases(
             await until(lambda: len(gateway.pump.dispatcher.bases()) == 2)
             await asyncio.sleep(1.1)  # a look
         assert not one.loaded
+
+
+async def test_of_several_gateways_one_at_a_time_acts_on_a_server(
+    valkey_url: str, tmp_path: Path
+) -> None:
+    at_once: list[int] = []
+
+    class Slow(VLLM):
+        running = 0
+
+        async def slow(self, body: Any) -> tuple[int, Any]:
+            self.running += 1
+            at_once.append(self.running)
+            await asyncio.sleep(0.3)
+            self.running -= 1
+            return self._load(body)
+
+    prefix = f"t{uuid4().hex}:"
+    async with Slow() as server:
+        server.pages["/v1/load_lora_adapter"] = server.slow
+        async with (
+            gateway_on(server, valkey_url, tmp_path, prefix=prefix) as (one, _),
+            gateway_on(server, valkey_url, tmp_path, prefix=prefix) as (two, _),
+        ):
+            for name in "abcdef":
+                await one.registry.adapter_version(name, AdapterVersion(ONE, f"/p/{name}"))
+            await until(lambda: len(server.loaded) == 6, within_s=20)
+            both = (one, two)
+            await until(lambda: all(len(g.pump.dispatcher.adapters()) == 6 for g in both))
+            server.fault = "vLLM does not yet support DoRA."
+            await one.registry.adapter_version("dora", AdapterVersion(ONE, "/p/dora"))
+            told = {"dora": server.fault}
+            places = [gateway._places[ReplicaId("one")] for gateway in both]
+            await until(lambda: all(place.failures == told for place in places), within_s=20)
+    assert max(at_once) == 2, "what one gateway does at a time, however many there are"
 
 
 async def silence(server: Served) -> bool:

@@ -33,7 +33,7 @@ PROFILES: dict[str, tuple[list[str], dict[str, Any]]] = {
         {"pools": {"qwen": {"base": {"subPath": "qwen"}, "config": {"served_name": "qwen"}}}},
     ),
 }
-FOREIGN = {"ScaledObject", "ServiceMonitor", "HTTPRoute", "PrometheusRule"}
+FOREIGN = {"ScaledObject", "ServiceMonitor", "HTTPRoute", "PrometheusRule", "InferencePool"}
 VERSIONS = ["1.29", "1.33", "1.37"]
 
 
@@ -150,6 +150,31 @@ def test_monitors_find_services_and_scrape_where_tenants_cannot_reach(nodes: Any
     assert len(nodes.of("ServiceMonitor")) == 2
 
 
+def test_an_inference_pool_selects_the_pods_of_its_pool_and_their_port(helm: Any) -> None:
+    """By `InferencePoolSpec` of the extension's api/v1/inferencepool_types.go."""
+    pools = {"qwen": {"base": {"subPath": "qwen"}, "config": {"served_name": "qwen"}}}
+    picker = {"name": "picker", "port": 9002, "failureMode": "FailOpen"}
+    rendered = helm.render({"pools": pools, "inferencePool": {"enabled": True, "picker": picker}})
+    assert len(rendered.of("InferencePool")) == 2
+    for pool in rendered.of("InferencePool"):
+        assert pool["apiVersion"] == "inference.networking.k8s.io/v1"
+        spec = pool["spec"]
+        assert spec.keys() == {"selector", "targetPorts", "endpointPickerRef"}
+        assert spec["selector"].keys() == {"matchLabels"}
+        served = rendered.one("StatefulSet", pool["metadata"]["name"])["spec"]["template"]
+        assert spec["selector"]["matchLabels"].items() <= served["metadata"]["labels"].items()
+        [container] = served["spec"]["containers"]
+        [port] = container["ports"]
+        assert spec["targetPorts"] == [{"number": port["containerPort"]}]
+        reference = {"name": "picker", "port": {"number": 9002}, "failureMode": "FailOpen"}
+        assert spec["endpointPickerRef"] == reference
+    names = [
+        pool["spec"]["selector"]["matchLabels"]["loraplex.io/pool"]
+        for pool in rendered.of("InferencePool")
+    ]
+    assert len(set(names)) == 2
+
+
 def test_the_admin_port_is_closed_to_all_but_those_named(helm: Any, nodes: Any) -> None:
     closed = helm.render({}).one("NetworkPolicy", "-gateway")["spec"]["ingress"]
     assert closed == [{"ports": [{"port": "http"}]}]
@@ -176,6 +201,7 @@ def test_pods_of_one_kind_spread_over_nodes_and_zones(profile: Any) -> None:
     [
         ({"keda.enabled": True}, "prometheusUrl"),
         ({"gateway.route.enabled": True}, "parentRefs"),
+        ({"inferencePool.enabled": True}, "picker.name"),
         ({"pools": {"Qwen": {"base": {}, "config": {"served_name": "q"}}}}, "Qwen"),
         ({"pools": {"qwen": {"base": {}, "config": {}}}}, "served_name"),
         ({"pools": {"qwen": {"cuont": 1}}}, "cuont"),

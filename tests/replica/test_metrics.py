@@ -10,6 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from replica.engine.adapter_store import AdapterFolder, HostAdapter
+from shared.clock import wall
 from shared.ids import AdapterId
 
 
@@ -137,6 +138,33 @@ async def test_what_runs_and_waits_shows_and_goes(
     assert _value(samples, "vllm:kv_cache_usage_perc", model_name="tiny") == 0
     await served.post("/pin", {"adapter": "ada"})
     assert _value(await _scrape(served), "loraplex_replica_adapters_pinned") == 1
+
+
+async def test_an_endpoint_picker_finds_what_the_model_server_protocol_demands(serve: Any) -> None:
+    """Gateway API Inference Extension, docs/proposals/003-model-server-protocol: gauges by vLLM's
+    names, `cache_config_info` with its two labels, LoRA with its three and a timestamp."""
+    served = await serve()
+    await served.tokens("ada")
+    began = wall()
+    async with served.http.get(served.url + "/metrics") as reply:
+        families = {f.name: f for f in text_string_to_metric_families(await reply.text())}
+    for name in (
+        "vllm:num_requests_waiting",  # TotalQueuedRequests
+        "vllm:num_requests_running",  # TotalRunningRequests
+        "vllm:kv_cache_usage_perc",  # KVCacheUtilization: 1 is all of it
+        "vllm:cache_config_info",  # BlockSize, NumGPUBlocks
+        "vllm:lora_requests_info",
+    ):
+        assert families[name].type == "gauge"
+        [sample] = families[name].samples  # one: no picker has to choose between series
+        assert sample.value >= 0
+    [cache] = families["vllm:cache_config_info"].samples
+    pool = served.replica.engine.pool
+    assert cache.labels == {"block_size": "16", "num_gpu_blocks": str(pool.pages)}
+    [lora] = families["vllm:lora_requests_info"].samples
+    assert lora.labels.keys() == {"max_lora", "running_lora_adapters", "waiting_lora_adapters"}
+    assert int(lora.labels["max_lora"]) == served.replica.front.report.slots
+    assert abs(lora.value - began) < 60, "the time at which it was so"
 
 
 async def test_pages_are_counted_by_what_holds_them(serve: Any) -> None:

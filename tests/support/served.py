@@ -1,15 +1,20 @@
-"""A server of another make, scripted page by page, and a Polled that looks at it."""
+"""A server of another make, scripted page by page, and a Polled or a gateway that looks at it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Self
+from uuid import uuid4
 
+import httpx
 from aiohttp import web
+from scripted import Fleet, until
 
-from gateway.config import ReplicaEntry
+from gateway.app import Gateway
+from gateway.config import GatewayConfig, ReplicaEntry
 from gateway.engines import ENGINES
 from gateway.engines.polled import Polled
 from gateway.parts import upstream_of
@@ -18,13 +23,14 @@ from shared.ids import ReplicaId
 from shared.messages import ReplicaReport
 
 Reply = tuple[int, Any]
+Page = Reply | Callable[[Any], Reply | Awaitable[Reply]]
 
 
 class Served:
-    """Answers each path with what `pages` has for it (a value, or what makes one of the request's
-    body): text as text, the rest as JSON. What it was sent is kept."""
+    """Answers each path with what `pages` has for it: a value, or what makes one of the body, at
+    once or later. Text is sent as text or as events, the rest as JSON; what came is kept."""
 
-    def __init__(self, pages: dict[str, Reply | Callable[[Any], Reply]]) -> None:
+    def __init__(self, pages: dict[str, Page]) -> None:
         self.pages = pages
         self.asked: list[tuple[str, Any]] = []
         self.keys: set[str | None] = set()
@@ -57,9 +63,11 @@ class Served:
         if request.method == "POST":
             self.asked.append((request.path, body))
         page = self.pages.get(request.path, (404, {"detail": "Not Found"}))
-        status, said = page(body) if callable(page) else page
+        answer = page(body) if callable(page) else page
+        status, said = await answer if isinstance(answer, Awaitable) else answer
         if isinstance(said, str):
-            return web.Response(text=said, status=status)
+            kind = "text/event-stream" if said.startswith("data:") else "text/plain"
+            return web.Response(text=said, status=status, content_type=kind)
         return web.json_response(said, status=status)
 
 
@@ -123,3 +131,33 @@ async def polled(
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         upstream.close()
+
+
+def entry(server: Any, **fields: Any) -> dict[str, Any]:
+    """Of `fleet.replicas`, for what listens on `server.port`."""
+    return {"id": f"at-{server.port}", "url": f"http://127.0.0.1:{server.port}", **fields}
+
+
+@asynccontextmanager
+async def before(store: str, folder: Path, *entries: dict[str, Any]) -> AsyncIterator[Fleet]:
+    """A gateway of one tenant before these servers, once it has heard of each."""
+    config = GatewayConfig.model_validate(
+        {
+            "listen": {"port": 0},
+            "store": {"url": store, "prefix": f"t{uuid4().hex}:", "spool": folder / "spool"},
+            "fleet": {"replicas": entries},
+        }
+    )
+    gateway = Gateway(config)
+    await gateway.start()
+    try:
+        await gateway.registry.create("acme")
+        _, key = await gateway.registry.key_create("acme")
+        await until(lambda: gateway.registry.tenant_for_key(key))
+        serves = gateway.pump.dispatcher.serves
+        await until(lambda: all(serves(ReplicaId(one["id"])) for one in entries))
+        headers = {"authorization": f"Bearer {key}"}
+        async with httpx.AsyncClient(base_url=gateway.url, headers=headers, verify=False) as http:
+            yield Fleet(gateway, [], key, http)
+    finally:
+        await gateway.close()

@@ -87,6 +87,14 @@ async def test_a_vllm_that_was_started_anew_between_two_looks_is_a_new_life() ->
     assert pump.lost == 0
 
 
+async def test_a_vllm_whose_engine_has_died_is_lost_though_it_lists_on() -> None:
+    pages: dict[str, Any] = {"/v1/models": listed("a"), "/health": (200, "")}
+    async with Served(pages) as server, polled(server.port, kind="vllm") as (_, pump):
+        await until(lambda: pump.reports)
+        pages["/health"] = (503, "")
+        await until(lambda: pump.lost == 1)
+
+
 async def test_a_version_is_known_by_its_name_there_and_the_current_one_is_served() -> None:
     names = [name_there("pirate", OLD), name_there("pirate", DIGEST), name_there("gone", OLD)]
     its = record("pirate", (OLD, "/p/1"), (DIGEST, "/p/2"))
@@ -125,7 +133,7 @@ async def test_lorax_serves_what_the_registry_has_a_path_for_under_that_path() -
     info = {"model_id": "mistral", "max_total_tokens": 4096, "model_type": "causal_lm"}
     pages: dict[str, Any] = {
         "/info": (200, info),
-        "/metrics": (200, "lorax_batch_current_size 5\n"),
+        "/metrics": (200, "lorax_batch_current_size 5\nlorax_queue_length 4\n"),
     }
     records = record("pirate", (DIGEST, "org/pirate")), record("bare", (DIGEST, ""))
     async with (
@@ -134,7 +142,8 @@ async def test_lorax_serves_what_the_registry_has_a_path_for_under_that_path() -
     ):
         await until(lambda: pump.reports)
         report = pump.reports[-1]
-        assert (report.base, report.running, report.max_model_len) == ("mistral", 5, 4096)
+        assert (report.base, report.max_model_len) == ("mistral", 4096)
+        assert (report.running, report.waiting) == (5, 4)
         assert {one.adapter: one.digest for one in report.adapters} == {
             "org/other": "",
             "pirate": DIGEST,
@@ -149,11 +158,20 @@ async def test_lorax_serves_what_the_registry_has_a_path_for_under_that_path() -
 
 async def test_trtllm_is_sent_the_adapter_with_the_request() -> None:
     its = record("pirate", (DIGEST, "/p/2"))
+    pages: dict[str, Any] = {
+        "/v1/models": (200, {"data": [{"id": "llama", "object": "model"}]}),
+        "/prometheus/metrics": (
+            200,
+            'trtllm_num_requests_running{model_name="llama"} 3.0\n'
+            'trtllm_num_requests_waiting{model_name="llama"} 1.0\n',
+        ),
+    }
     async with (
-        Served({"/v1/models": (200, {"data": [{"id": "llama", "object": "model"}]})}) as server,
+        Served(pages) as server,
         polled(server.port, its, kind="trtllm", slots=4) as (it, pump),
     ):
         await until(lambda: pump.reports)
+        assert (pump.reports[-1].running, pump.reports[-1].waiting) == (3, 1)
         sent = orjson.loads(it.completion(ASKED, PIRATE, DIGEST))
         number = sent["lora_request"].pop("lora_int_id")
         assert sent["model"] == "llama"

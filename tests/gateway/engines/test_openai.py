@@ -7,17 +7,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
-import httpx
 import pytest
 import served
 from aiohttp import web
-from scripted import Fleet, until
-from served import Pump
+from scripted import until
+from served import Pump, before, entry
 
-from gateway.app import Gateway
-from gateway.config import GatewayConfig, ReplicaEntry
+from gateway.config import ReplicaEntry
 from gateway.core.dispatcher import Dispatcher, ReplicaState
 from shared.messages import Tier
 from shared.settings import BadSettings, parse
@@ -60,32 +57,6 @@ async def server() -> AsyncIterator[Server]:
     await made.start()
     yield made
     await made.stop()
-
-
-@asynccontextmanager
-async def gateway_on(
-    server: Server, store: str, folder: Path, **entry: Any
-) -> AsyncIterator[Fleet]:
-    url = f"http://127.0.0.1:{server.port}"
-    config = GatewayConfig.model_validate(
-        {
-            "listen": {"port": 0},
-            "store": {"url": store, "prefix": f"t{uuid4().hex}:", "spool": folder / "spool"},
-            "fleet": {"replicas": [{"id": "one", "url": url, "kind": "openai", **entry}]},
-        }
-    )
-    gateway = Gateway(config)
-    await gateway.start()
-    try:
-        await gateway.registry.create("acme")
-        _, key = await gateway.registry.key_create("acme")
-        await until(lambda: gateway.registry.tenant_for_key(key))
-        await until(lambda: gateway.pump.dispatcher.bases())
-        headers = {"authorization": f"Bearer {key}"}
-        async with httpx.AsyncClient(base_url=gateway.url, headers=headers, verify=False) as http:
-            yield Fleet(gateway, [], key, http)
-    finally:
-        await gateway.close()
 
 
 @asynccontextmanager
@@ -143,7 +114,7 @@ async def test_it_is_lost_when_it_refuses_and_back_when_it_answers(server: Serve
 async def test_a_star_passes_every_name_on_and_echoes_it(
     server: Server, valkey_url: str, tmp_path: Path
 ) -> None:
-    async with gateway_on(server, valkey_url, tmp_path, models=["*"]) as it:
+    async with before(valkey_url, tmp_path, entry(server, kind="openai", models=["*"])) as it:
         for model in ("adapter-7", "base", "org/other:v2"):
             answer = await it.chat(model)
             assert answer.status_code == 200
@@ -158,7 +129,7 @@ async def test_a_star_passes_every_name_on_and_echoes_it(
 async def test_without_a_star_an_unknown_name_is_the_tenants_404(
     server: Server, valkey_url: str, tmp_path: Path
 ) -> None:
-    async with gateway_on(server, valkey_url, tmp_path, models=["known"]) as it:
+    async with before(valkey_url, tmp_path, entry(server, kind="openai", models=["known"])) as it:
         assert (await it.chat("known")).status_code == 200
         assert (await it.chat("unknown")).status_code == 404
         assert server.asked == ["known"]
