@@ -36,7 +36,7 @@ from gateway.fleet.sharing import Sharing
 from gateway.fleet.watch import Watch
 from gateway.gauges import add_gauges
 from gateway.metrics import Metrics
-from gateway.parts import bases_of, natives, timeouts_of, upstreams
+from gateway.parts import bases_of, journal_of, natives, timeouts_of, upstreams
 from gateway.probes import Probes
 from gateway.state.ledger import Ledger
 from gateway.state.quota import Quota
@@ -83,6 +83,7 @@ class Gateway:
             for entry in config.fleet.replicas
             if entry.kind != "native"
         }
+        self._journal = journal_of(config)
         self._handlers = Handlers(
             config=config,
             registry=self.registry,
@@ -100,6 +101,7 @@ class Gateway:
             ),
             idempotency=Idempotency(self.store),
             metrics=self.metrics,
+            journal=self._journal,
         )
         self._places = self._make_places()
         self._listeners = self._make_listeners()
@@ -180,7 +182,7 @@ class Gateway:
     async def drain(self, hurry: asyncio.Event) -> None:
         """Let what runs finish within `drain_s`, or until `hurry`; end the rest with an error."""
         drained = tasks.spawn(self._handlers.running.drained(), name="drain")
-        hurried = tasks.spawn(_wait(hurry), name="hurry")
+        hurried = tasks.spawn(hurry.wait(), name="hurry")
         await asyncio.wait(
             {drained, hurried},
             timeout=self._config.forward.drain_s,
@@ -201,6 +203,7 @@ class Gateway:
             upstream.close()
         await self.quota.close()
         await self.ledger.close()
+        await self._journal.close()
         await self.registry.close()
         await self.store.close()
 
@@ -294,7 +297,3 @@ def _settle_memory() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 20, 20)
-
-
-async def _wait(event: asyncio.Event) -> None:
-    await event.wait()

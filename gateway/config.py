@@ -11,6 +11,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from shared.settings import Settings
+from shared.tracing import TracingConfig
 
 
 class ListenConfig(Settings):
@@ -249,5 +250,8 @@ class GatewayConfig(Settings):
     queue: QueueConfig = QueueConfig()
     forward: ForwardConfig = ForwardConfig()
     health: HealthConfig = HealthConfig()
+    tracing: TracingConfig = TracingConfig()
     log_level: str = "INFO"
     """DEBUG, INFO, WARNING or ERROR."""
+    log_requests: Literal["none", "failed", "all"] = "failed"
+    """Which requests leave a line in the log: who, where, tokens, times; never a prompt."""

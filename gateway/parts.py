@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gateway.completion.forward import Timeouts
+from gateway.completion.journal import Journal
 from gateway.config import GatewayConfig
 from gateway.core.dispatcher import Dispatcher
 from gateway.edge.upstream import Upstream
 from shared.ids import ReplicaId
+from shared.logs import RequestLines
 from shared.settings import BadSettings
+from shared.tracing import tracer_of
 
 
 def upstreams(config: GatewayConfig) -> dict[ReplicaId, Upstream]:
@@ -25,6 +28,12 @@ def upstreams(config: GatewayConfig) -> dict[ReplicaId, Upstream]:
         except ValueError as error:
             raise BadSettings(f"fleet.replicas: {entry.id}: {error}") from error
     return found
+
+
+def journal_of(config: GatewayConfig) -> Journal:
+    """Raises BadSettings where spans are wanted and OpenTelemetry is not installed."""
+    tracer = tracer_of(config.tracing, service="loraplex-gateway")
+    return Journal(config.log_requests, tracer, RequestLines())
 
 
 def natives(

@@ -20,6 +20,7 @@ import uvloop
 from replica.config import ReplicaConfig
 from replica.engine.model_config import BadBase
 from shared import logs, settings
+from shared.tracing import require_exporter
 
 if TYPE_CHECKING:
     from replica.app import Replica
@@ -86,7 +87,8 @@ def main(
 
 def _make(path: Path | None, flags: dict[str, Any]) -> Replica:
     config = settings.load(ReplicaConfig, path, flags=flags)
-    logs.configure(level=config.log_level)
+    require_exporter(config.tracing)  # before what takes seconds
+    logs.configure(level=config.log_level, replica=config.name)
     from replica.app import Replica  # takes seconds, which help and bad settings need not
 
     return Replica(config)

@@ -248,6 +248,9 @@ class EngineLoop:
         event = Event(item.seq, item.token, item.finish, error=error, drawn=scored)
         if not first:
             return event
+        seq.first_at = self._clock()
+        if seq.adapter is not None:
+            seq.load = self.adapters.load_of(seq.adapter, seq.digest)
         self._metrics.cached(seq.cached)
         return replace(event, digest=self._version(seq), cached=seq.cached)
 
