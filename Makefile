@@ -39,9 +39,9 @@ bench-gateway: .venv/.dev  ## CPU of the gateway a request and a chunk, beside a
 	@$(BIN)/python -m loadtests.bench_gateway $(ARGS)
 
 lock: .venv/.uv  ## resolve pyproject.toml again into .locks/, keeping what need not change (ARGS=--upgrade does not)
-	@$(call resolve,dev,--extra replica --extra demo --extra dev --extra loadtests)
-	@$(call resolve,demo,--extra replica --extra demo --constraint .locks/dev.lock)
-	@$(call resolve,gateway,--constraint .locks/dev.lock)
+	@$(call resolve,dev,--extra replica --extra demo --extra tracing --extra dev --extra loadtests)
+	@$(call resolve,demo,--extra replica --extra demo --extra tracing --constraint .locks/dev.lock)
+	@$(call resolve,gateway,--extra tracing --constraint .locks/dev.lock)
 
 clean:  ## remove the virtual environment and caches; models and keys in the data folder stay
 	rm -rf .venv .venv-vllm build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

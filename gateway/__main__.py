@@ -15,6 +15,7 @@ from gateway import parts
 from gateway import workers as gateway_workers
 from gateway.config import GatewayConfig
 from shared import logs, settings
+from shared.tracing import require_exporter
 
 cli = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -72,6 +73,7 @@ def _loaded(config: Path | None, port: int | None) -> GatewayConfig:
                 GatewayConfig, loaded.model_dump() | {"listen": listen}, origin="--port"
             )
         parts.entries_of(loaded)
+        require_exporter(loaded.tracing)
     except settings.BadSettings as error:
         print(error, file=sys.stderr)
         raise typer.Exit(2) from None

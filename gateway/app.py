@@ -34,6 +34,7 @@ from gateway.fleet.sharing import Sharing
 from gateway.gauges import add_gauges
 from gateway.members import JOINED, Links, Members
 from gateway.metrics import Metrics
+from gateway.parts import journal_of
 from gateway.probes import Probes
 from gateway.state.ledger import Ledger
 from gateway.state.quota import Quota
@@ -77,6 +78,7 @@ class Gateway:
             metrics=self.metrics,
         )
         self._links = links
+        self._journal = journal_of(config)
         self._handlers = Handlers(
             config=config,
             registry=self.registry,
@@ -94,6 +96,7 @@ class Gateway:
             ),
             idempotency=Idempotency(self.store),
             metrics=self.metrics,
+            journal=self._journal,
         )
         self._listeners = self._make_listeners()
         self._sharing = Sharing(self.store, self.pump.dispatcher)
@@ -138,7 +141,7 @@ class Gateway:
     async def drain(self, hurry: asyncio.Event) -> None:
         """Let what runs finish within `drain_s`, or until `hurry`; end the rest with an error."""
         drained = tasks.spawn(self._handlers.running.drained(), name="drain")
-        hurried = tasks.spawn(_wait(hurry), name="hurry")
+        hurried = tasks.spawn(hurry.wait(), name="hurry")
         await asyncio.wait(
             {drained, hurried},
             timeout=self._config.forward.drain_s,
@@ -158,6 +161,7 @@ class Gateway:
         await self.members.close()
         await self.quota.close()
         await self.ledger.close()
+        await self._journal.close()
         await self.registry.close()
         await self.store.close()
 
@@ -258,7 +262,3 @@ def _settle_memory() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 20, 20)
-
-
-async def _wait(event: asyncio.Event) -> None:
-    await event.wait()

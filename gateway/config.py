@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import time
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
@@ -12,6 +13,7 @@ from gateway.fleet_config import FleetConfig as FleetConfig
 from gateway.fleet_config import ReplicaEntry as ReplicaEntry
 from gateway.fleet_config import ServiceEntry as ServiceEntry
 from shared.settings import Settings
+from shared.tracing import TracingConfig
 
 
 class ListenConfig(Settings):
@@ -200,5 +202,8 @@ class GatewayConfig(Settings):
     queue: QueueConfig = QueueConfig()
     forward: ForwardConfig = ForwardConfig()
     health: HealthConfig = HealthConfig()
+    tracing: TracingConfig = TracingConfig()
     log_level: str = "INFO"
     """DEBUG, INFO, WARNING or ERROR."""
+    log_requests: Literal["none", "failed", "all"] = "failed"
+    """Which requests leave a line in the log: who, where, tokens, times; never a prompt."""

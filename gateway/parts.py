@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from gateway.completion.forward import Timeouts
+from gateway.completion.journal import Journal
 from gateway.config import ForwardConfig, GatewayConfig, ReplicaEntry
 from gateway.edge.upstream import Upstream
 from shared.ids import ReplicaId
+from shared.logs import RequestLines
 from shared.settings import BadSettings
+from shared.tracing import tracer_of
 
 
 def entries_of(config: GatewayConfig) -> dict[ReplicaId, ReplicaEntry]:
@@ -31,6 +34,12 @@ def upstream_of(entry: ReplicaEntry, *, connect_timeout_s: float) -> Upstream:
         return Upstream(entry.url, connect_timeout_s=connect_timeout_s)
     except ValueError as error:
         raise BadSettings(f"fleet.replicas: {entry.id}: {error}") from error
+
+
+def journal_of(config: GatewayConfig) -> Journal:
+    """Raises BadSettings where spans are wanted and OpenTelemetry is not installed."""
+    tracer = tracer_of(config.tracing, service="loraplex-gateway")
+    return Journal(config.log_requests, tracer, RequestLines())
 
 
 def timeouts_of(entry: ReplicaEntry, usual: ForwardConfig) -> Timeouts:

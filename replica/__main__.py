@@ -20,6 +20,7 @@ import uvloop
 from replica.config import ReplicaConfig
 from replica.engine.model_config import BadBase
 from shared import logs, settings
+from shared.tracing import require_exporter
 
 if TYPE_CHECKING:
     from replica.app import Replica
@@ -98,7 +99,8 @@ def main(
 
 def _make(path: Path | None, flags: dict[str, Any]) -> Replica:
     config = settings.load(ReplicaConfig, path, flags=flags)
-    logs.configure(level=config.log_level)
+    require_exporter(config.tracing)  # before what takes seconds
+    logs.configure(level=config.log_level, replica=config.name)
     if config.spin:
         os.environ["GOMP_SPINCOUNT"] = _SPINS  # read when torch is loaded, before OMP_WAIT_POLICY
     from replica.app import Replica  # takes seconds, which help and bad settings need not

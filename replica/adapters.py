@@ -16,6 +16,7 @@ from typing import Final, assert_never
 from replica.canary import Canary
 from replica.core.adapter_cache import AdapterCache
 from replica.core.host_tier import Version
+from replica.core.sequence import AdapterLoad
 from replica.engine.adapter_store import BadAdapter, HostAdapter
 from replica.engine.flight import StepRunner
 from replica.errors import BadAdapterRequest
@@ -143,6 +144,12 @@ class Adapters:
         if state.status is AdapterStatus.FAILED:
             return "failed" if state.reason.startswith("canary_") else "pending"
         return "passed" if self._canary.has_passed(state.digest) else "pending"
+
+    def load_of(self, adapter: AdapterId, digest: str) -> AdapterLoad | None:
+        """How the version that is in a slot came there."""
+        slot = self._cache.slot_of(adapter)
+        load = None if slot is None else self._tiers.loads.get(slot)
+        return load if load is not None and load.digest == digest else None
 
     @property
     def rates(self) -> Rates:

@@ -32,6 +32,7 @@ from replica.grammar import Grammars
 from replica.handlers import Handlers
 from replica.intake import Intake
 from replica.joining import Joining
+from replica.journal import Journal
 from replica.loop import Engine, EngineLoop
 from replica.metrics import Metrics
 from replica.origin import source_of
@@ -40,9 +41,11 @@ from replica.text import Vocabulary
 from replica.watch import StoreWatch
 from shared.clock import monotonic
 from shared.ids import AdapterId
+from shared.logs import RequestLines
 from shared.messages import AdapterState, Tier
 from shared.settings import BadSettings
 from shared.tasks import spawn, stop
+from shared.tracing import tracer_of
 
 _log = logging.getLogger(__name__)
 
@@ -79,6 +82,11 @@ class Replica:
         )
         self._vocabulary = Vocabulary(config.base)
         self._template = ChatTemplate.from_dir(config.base)
+        self._journal = Journal(
+            config.log_requests,
+            tracer_of(config.tracing, service="loraplex-replica", instance=config.name),
+            RequestLines({"replica": config.name}),
+        )
         self._watching: asyncio.Task[Any] | None = None
         self._server: web.AppRunner | None = None
         self._joining: Joining | None = None
@@ -141,6 +149,7 @@ class Replica:
             await stop(self._watching)
         if self._server is not None:
             await self._server.cleanup()
+        await self._journal.close()
         for pool in (self._readers, self._downloads):
             pool.shutdown(wait=False, cancel_futures=True)
         self._source.close()
@@ -165,6 +174,7 @@ class Replica:
             front=self.front,
             vocabulary=self._vocabulary,
             intake=intake,
+            journal=self._journal,
             look=watch.look,
         )
         control = Control(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
 from shared.settings import Settings
+from shared.tracing import TracingConfig
 
 
 class ReplicaConfig(Settings):
@@ -99,8 +101,11 @@ class ReplicaConfig(Settings):
     """A forward pass that takes longer makes /health fail."""
     drain_s: float = Field(30, ge=0)
     """After SIGTERM running sequences get this long."""
+    tracing: TracingConfig = TracingConfig()
     log_level: str = "INFO"
     """DEBUG, INFO, WARNING or ERROR."""
+    log_requests: Literal["none", "failed", "all"] = "failed"
+    """Which requests leave a line in the log: adapter, tokens, times; never a prompt."""
 
     @property
     def step_threads(self) -> int:

@@ -19,6 +19,7 @@ from replica.errors import BodyTooLarge, NotFound, NotPermitted, ReplicaError
 from replica.protocol import parse_json
 from shared.logs import request_id
 from shared.openai_errors import INVALID_REQUEST, error_body
+from shared.trace_context import TRACEPARENT, TRACESTATE, TraceHeaders
 from shared.wire import FLEET_TOKEN, REQUEST_ID
 
 _log = logging.getLogger(__name__)
@@ -46,6 +47,13 @@ async def edge(request: web.Request, handler: Handler) -> web.StreamResponse:
     if not response.prepared:
         response.headers[REQUEST_ID] = request_id.get()
     return response
+
+
+def trace_of(request: web.Request) -> TraceHeaders:
+    """Two parents are none; several states are one list."""
+    parents = request.headers.getall(TRACEPARENT, ())
+    states = request.headers.getall(TRACESTATE, ())
+    return TraceHeaders(parents[0] if len(parents) == 1 else "", ",".join(states))
 
 
 def error_response(error: ReplicaError) -> web.Response:

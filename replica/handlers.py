@@ -19,10 +19,11 @@ from replica.answer import Answer, GrowingChoice
 from replica.config import ReplicaConfig
 from replica.core.sequence import Sequence
 from replica.echo import Echo
-from replica.edge import check_fleet, json_response, read_object
+from replica.edge import check_fleet, json_response, read_object, trace_of
 from replica.errors import AdapterLost, OnlyMerged, ReplicaError, UnknownModel
 from replica.front import Front
 from replica.intake import Intake
+from replica.journal import Journal, Told
 from replica.protocol import ChatRequest, CompletionRequest, GenerationRequest, parse_generation
 from replica.replies import Reply
 from replica.source import PASSING
@@ -49,12 +50,14 @@ class Handlers:
         front: Front,
         vocabulary: Vocabulary,
         intake: Intake,
+        journal: Journal,
         look: Callable[[], Awaitable[None]],
     ) -> None:
         self._config = config
         self._front = front
         self._vocabulary = vocabulary
         self._intake = intake
+        self._journal = journal
         self._look = look
 
     def routes(self) -> list[web.RouteDef]:
@@ -64,13 +67,17 @@ class Handlers:
         ]
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._answer(
-            request, parse_generation(ChatRequest, await read_object(request))
-        )
+        return await self._told(request, ChatRequest)
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
-        body = parse_generation(CompletionRequest, await read_object(request))
-        return await self._answer(request, body)
+        return await self._told(request, CompletionRequest)
+
+    async def _told(
+        self, request: web.Request, kind: type[ChatRequest] | type[CompletionRequest]
+    ) -> web.StreamResponse:
+        with self._journal.telling(request.path, trace_of(request)) as told:
+            body: GenerationRequest = parse_generation(kind, await read_object(request))
+            return await self._answer(request, body, told)
 
     async def _adapter(self, model: str) -> AdapterId | None:
         """The adapter that `model` names, None for the base. Raises UnknownModel or OnlyMerged.
@@ -94,8 +101,11 @@ class Handlers:
             raise UnknownModel(model)
         return AdapterId(model)
 
-    async def _answer(self, request: web.Request, body: GenerationRequest) -> web.StreamResponse:
+    async def _answer(
+        self, request: web.Request, body: GenerationRequest, told: Told
+    ) -> web.StreamResponse:
         adapter = await self._adapter(body.model)
+        told.adapter = body.model
         reply = Reply(
             chat=isinstance(body, ChatRequest),
             model=body.model,
@@ -120,11 +130,15 @@ class Handlers:
                 include_usage=body.stream_options.include_usage,
                 continuous_usage=body.stream_options.continuous_usage_stats,
             )
-            if body.stream:
-                return await _stream(request, answer)
-            response = json_response(await answer.whole())
-            response.headers[ADAPTER_VERSION] = answer.digest or ""
-            return response
+            told.sequences = sequences
+            try:
+                if body.stream:
+                    return await _stream(request, answer, told)
+                response = json_response(await answer.whole())
+                response.headers[ADAPTER_VERSION] = answer.digest or ""
+                return response
+            finally:
+                told.usage, told.digest = answer.usage, answer.digest or ""
 
     def _salt(self, request: web.Request) -> str:
         """Raises NotPermitted when somebody else than the fleet brings one."""
@@ -147,7 +161,7 @@ class Handlers:
         return GrowingChoice(index, seq.id, text, prompt_tokens, echo, silent, tools)
 
 
-async def _stream(request: web.Request, answer: Answer) -> web.StreamResponse:
+async def _stream(request: web.Request, answer: Answer, told: Told) -> web.StreamResponse:
     """A ReplicaError before the first piece is the caller's to answer."""
     response: web.StreamResponse | None = None
     try:
@@ -163,6 +177,7 @@ async def _stream(request: web.Request, answer: Answer) -> web.StreamResponse:
     except ReplicaError as error:
         if response is None:
             raise
+        told.broke(error)
         await response.write(error.event())
     assert response is not None, "a stream has at least its end"
     await response.write_eof()

@@ -31,9 +31,10 @@ from replica.core.sequence import Finish, Sequence
 from replica.core.step import Progress, Step
 from replica.draft import Draft
 from replica.engine.flight import StepRunner
-from replica.engine.sampler import BROKEN, Drawn
+from replica.engine.sampler import Drawn
 from replica.engine.threads import team
-from replica.errors import AdapterLost, BadRequest, LogitsNotFinite, ReplicaError, SequenceFailed
+from replica.errors import BadRequest
+from replica.fault import fault_of
 from replica.generation import Event, PromptScores
 from replica.load_waits import LoadWaits
 from replica.metrics import Metrics
@@ -266,34 +267,23 @@ class EngineLoop:
             del self._live[item.seq]
             self._load_waits.ended(item.seq)
             self._metrics.ended(item.finish, len(seq.output))
-        error = self._failure(seq, item.reason, drawn) if item.finish is Finish.ERROR else None
+        error = None
+        if item.finish is Finish.ERROR:
+            model = seq.adapter or self._config.merged or self._config.base_name
+            error = fault_of(seq, item.reason, drawn, model=model)
         first = item.token is not None and len(seq.output) == 1
         scored = drawn if item.token is not None and drawn and drawn.logprob is not None else None
         event = Event(item.seq, item.token, item.finish, error=error, drawn=scored)
         if not first:
             return event
+        seq.first_at = self._clock()
+        if seq.adapter is not None:
+            seq.load = self.adapters.load_of(seq.adapter, seq.digest)
         self._metrics.cached(seq.cached)
         return replace(event, digest=self._version(seq), cached=seq.cached)
 
     def _version(self, seq: Sequence) -> str:
         return seq.digest if self._merged is None else self._merged.digest
-
-    def _failure(self, seq: Sequence, reason: str, drawn: Drawn | None) -> ReplicaError:
-        if seq.adapter is not None and seq.admitted_at is None:
-            return AdapterLost(reason, param="model")
-        if drawn is None or drawn.token != BROKEN:
-            return SequenceFailed(reason)
-        model = seq.adapter or self._config.merged or self._config.base_name
-        if seq.grammar is not None:  # which of the two it was, the sampler does not tell
-            return SequenceFailed(
-                f"The reply of `{model}` cannot go on: its logits are not finite, or its JSON "
-                "schema gave up. Try without the schema."
-            )
-        return LogitsNotFinite(
-            f"The logits of `{model}` are not finite (infinity or NaN), so no token can be drawn. "
-            "Its weights overflow on this prompt; trying again gives the same.",
-            param="model",
-        )
 
     def _changed(self) -> None:
         """What is servable changed: that is said at once."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Final, Protocol, assert_never
 
@@ -22,9 +22,11 @@ from replica.canary import Canary
 from replica.core.adapter_cache import AdapterCache
 from replica.core.commands import Command, Evict, EvictHost, Fetch, Load
 from replica.core.host_tier import Version
+from replica.core.sequence import AdapterLoad
 from replica.engine.adapter_store import BadAdapter, HostAdapter
-from replica.engine.flight import Arrival, StepRunner
+from replica.engine.flight import StepRunner
 from replica.metrics import Metrics
+from replica.moves import Filling, Read
 from replica.rates import Rates
 from replica.source import PASSING
 from shared.clock import Clock
@@ -65,29 +67,6 @@ class Keeper(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class _Read:
-    remote: bool
-    begun_at: float
-    slot: int | None = None  # it is to be filled from this
-    wanted: bool = False  # the cache asked for a copy; neither: it is read ahead
-
-    @property
-    def ahead(self) -> bool:
-        return self.slot is None and not self.wanted
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Filling:
-    arrival: Arrival | None  # None: it is there
-    version: Version
-    slot: int
-    tier: Tier  # it comes from
-    begun_at: float
-    copied_at: float  # when its copy to the device began
-    size_bytes: int
-
-
 class Tiers:
     """`post` runs a function on the engine thread; `downloads` are for what is far away."""
 
@@ -113,10 +92,12 @@ class Tiers:
         self._metrics = metrics
         self._clock = clock
         self._copies: dict[Version, HostAdapter] = {}
-        self._reading: dict[Version, _Read] = {}
+        self._reading: dict[Version, Read] = {}
         self._ahead: dict[Version, None] = {}  # to be read ahead, in order
         self._foreseen: set[Version] = set()  # have no slot yet, and were read ahead
-        self._filling: list[_Filling] = []
+        self._filling: list[Filling] = []
+        self.loads: dict[int, AdapterLoad] = {}
+        """Of each slot, the load that filled it last."""
         self.rates = Rates()
 
     @property
@@ -202,7 +183,7 @@ class Tiers:
         read = self._reading.get(version)
         if read is None:
             remote = not self._keeper.at_hand(version[0])
-            read = self._reading[version] = _Read(remote, self._clock())
+            read = self._reading[version] = Read(remote, self._clock())
             self._pools[remote].submit(self._read_one, version)
         read.slot = read.slot if slot is None else slot
         read.wanted = read.wanted or wanted  # if it was read ahead, now somebody waits for it
@@ -233,7 +214,7 @@ class Tiers:
             self._fill(version, read.slot, self._copies[version], Tier.DISK, read.begun_at)
         self._read_ahead()
 
-    def _reload_s(self, read: _Read, host: HostAdapter) -> float:
+    def _reload_s(self, read: Read, host: HostAdapter) -> float:
         """What it would cost to read this again."""
         nearer, farther = self.rates.read.bytes_per_s, self.rates.fetch.bytes_per_s
         far = nearer / farther if read.remote and nearer and farther else 1.0
@@ -265,13 +246,13 @@ class Tiers:
         except Exception as error:
             self._not_filled(version, slot, error)
             return
-        filling = _Filling(arrival, version, slot, tier, begun_at, copied_at, host.size_bytes)
+        filling = Filling(arrival, version, slot, tier, begun_at, copied_at, host.size_bytes)
         if arrival is None:
             self._filled(filling)
         else:
             self._filling.append(filling)
 
-    def _filled(self, filling: _Filling) -> None:
+    def _filled(self, filling: Filling) -> None:
         """Its weights are in their pages; what they compute is tried before anybody is answered."""
         now, version, slot = self._clock(), filling.version, filling.slot
         self.rates.copy.observe(filling.size_bytes, now - filling.copied_at)
@@ -280,7 +261,9 @@ class Tiers:
         except Exception as error:
             self._not_filled(version, slot, error)
             return
-        self._metrics.loaded(filling.tier, self._clock() - filling.begun_at)
+        now = self._clock()
+        self.loads[slot] = AdapterLoad(version[1], filling.tier, filling.begun_at, now)
+        self._metrics.loaded(filling.tier, now - filling.begun_at)
         self._cache.loaded(*version, slot)
         self._keeper.tried(version, None)
 

@@ -138,10 +138,15 @@ class Supervisor:
     async def _start_replicas(self, arguments: list[str]) -> list[ReplicaEntry]:
         names = [f"replica-{index}" for index in range(self._plan.replicas)]
         threads = str(self._plan.threads)
+        tracing = (
+            self._plan.config.tracing.model_dump()
+        )  # one collector gets the spans of all parts
+        environ = {f"LORAPLEX_TRACING__{key.upper()}": str(value) for key, value in tracing.items()}
+        environ["OMP_NUM_THREADS"] = threads
         self._say(f"starting {', '.join(names)} (threads of each: {threads})")
         for name in names:
             log = self._plan.home.logs / f"{name}.log"
-            self._replicas.append(Child(name=name, log=log, environ={"OMP_NUM_THREADS": threads}))
+            self._replicas.append(Child(name=name, log=log, environ=environ))
         urls = await _all(
             self._start_replica(child, arguments, port="0") for child in self._replicas
         )

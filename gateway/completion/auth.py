@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-
-from aiohttp import web
 
 from gateway.edge.throttle import Throttle
 from gateway.errors import NotLoaded, TooManyFailures, Unauthenticated
@@ -55,12 +52,3 @@ class Door:
         """As the proxy before us says, which writes last; else who has dialled."""
         told = header(self._ip_header) if self._ip_header else None
         return told.rpartition(",")[2].strip() if told else peer()
-
-
-def header_of(request: web.Request) -> Header:
-    return partial(_header, request)
-
-
-def _header(request: web.Request, name: str) -> str | None:
-    values = request.headers.getall(name, ())
-    return values[0] if len(values) == 1 else "" if values else None

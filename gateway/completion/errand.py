@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.completion.ask import Ask
+from gateway.completion.journal import Journal
+from gateway.completion.stages import UNTRACED, Traced
 from gateway.core.cost import estimate_tokens
 from gateway.core.dispatcher import Arrival, Conduct, Placement
 from gateway.edge.relay import Relay
@@ -52,6 +54,8 @@ class Errand:
     first_token_s: float | None = None
     usage: Usage = _NOTHING
     estimated: bool = False
+    traced: Traced = UNTRACED
+    why: str = ""  # the reason of the error that ended it
 
     @property
     def arrival(self) -> Arrival:
@@ -106,9 +110,11 @@ class Settlement:
         prices: Prices,
         ledger: Ledger,
         metrics: Metrics,
+        journal: Journal,
         clock: Clock = monotonic,
     ) -> None:
         self._quota = quota
+        self._journal = journal
         self._prices = prices
         self._ledger = ledger
         self._metrics = metrics
@@ -116,10 +122,14 @@ class Settlement:
 
     def enter(self, errand: Errand) -> None:
         """Its record is on disk after the next `write`."""
-        self._ledger.record(self._record(errand))
+        record = self._record(errand)
+        self._ledger.record(record)
+        kind = "" if errand.placement is None else errand.placement.kind
+        self._journal.ended(record, errand.path, kind, errand.traced, errand.why)
 
     def write(self) -> None:
         self._ledger.spill()
+        self._journal.write()
 
     def now(self, errand: Errand) -> None:
         self.enter(errand)

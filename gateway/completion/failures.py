@@ -17,6 +17,7 @@ from gateway.edge.exchange import (
     UpstreamError,
 )
 from gateway.errors import GatewayError, ReplicaBusy, ReplicaLost, ReplicaTimeout
+from shared.ids import RequestId
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ class AttemptFailed(Exception):
         self.elsewhere = elsewhere
 
 
-def exchange_failed(failure: UpstreamError, *, told: bool) -> AttemptFailed:
+def exchange_failed(failure: UpstreamError, request: RequestId, *, told: bool) -> AttemptFailed:
     match failure:
         case ConnectFailed():
             error: GatewayError = ReplicaLost("The replica refused the connection.")
@@ -51,7 +52,7 @@ def exchange_failed(failure: UpstreamError, *, told: bool) -> AttemptFailed:
             return AttemptFailed(ReplicaLost(much, should_retry=False), None, elsewhere=False)
         case ReplyLost() | _:
             error, conduct = ReplicaLost("The connection to the replica was lost."), Conduct.GONE
-    _log.info("exchange failed", extra={"why": str(failure)})
+    _log.info("exchange failed", extra={"request_id": request, "why": str(failure)})
     return AttemptFailed(error, conduct, elsewhere=not told)
 
 

@@ -125,6 +125,9 @@ class Forwarder:
         self, errand: Errand, placement: Placement, answered: Callable[[], None]
     ) -> tuple[Upstream, bytes, Relay, Timeouts]:
         """What an attempt at this replica takes. `answered` is called at the first event."""
+        stages, trace = errand.traced.stages, errand.traced.lines
+        if stages is not None:
+            trace = stages.placed(placement, self._clock())
         errand.placed(placement)
         _announce(errand.reply, placement)
         if placement.kind in _LOADS:
@@ -149,24 +152,32 @@ class Forwarder:
         )
         if not self._config.share_prefixes:
             head += f"{CACHE_SALT}: {errand.tenant.id}\r\n"
-        request = b"".join((head.encode(), errand.passed, b"\r\n", body))
+        request = b"".join((head.encode(), errand.passed, trace, b"\r\n", body))
+        if stages is not None:
+            stages.sent(self._clock())
         return upstream, request, relay, self._timeouts[replica]
 
     def ended(self, errand: Errand, relay: Relay, failure: UpstreamError | None) -> None:
         """The exchange is over: the client has its answer, or AttemptFailed is raised."""
-        errand.reply.release()
-        errand.count(relay)
+        self._over(errand, relay, failure)
         if failure is not None and not relay.finished:
-            raise exchange_failed(failure, told=relay.first_at is not None) from failure
+            told = relay.first_at is not None
+            raise exchange_failed(failure, errand.request, told=told) from failure
         errand.conduct = (
             _end_stream(relay, errand) if relay.live else self._end_whole(relay, errand)
         )
 
     def dropped(self, errand: Errand, relay: Relay) -> None:
         """The client has left: what the replica did was done for it."""
-        errand.reply.release()
         errand.estimate(errand.ask.input_tokens, 0)
+        self._over(errand, relay, None)
+
+    def _over(self, errand: Errand, relay: Relay, failure: UpstreamError | None) -> None:
+        errand.reply.release()
         errand.count(relay)
+        if errand.traced.stages is not None:
+            fault = "" if failure is None or relay.finished else type(failure).__name__
+            errand.traced.stages.exchanged(relay.first_at, relay.status, fault, self._clock())
 
     def _may_retry(self) -> bool:
         granted = self._budget.take(self._clock())

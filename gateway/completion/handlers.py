@@ -20,21 +20,21 @@ from typing import Any, Final
 from aiohttp import web
 
 from gateway.completion import ask as asks
-from gateway.completion.auth import Door, header_of
+from gateway.completion.auth import Door
 from gateway.completion.errand import Errand, Settlement
 from gateway.completion.failures import AttemptFailed
 from gateway.completion.forward import FIRST_COMMENT_S, Forwarder
 from gateway.completion.idempotency import HEADER as IDEMPOTENCY_KEY
 from gateway.completion.idempotency import Claim, Idempotency
+from gateway.completion.journal import Journal
 from gateway.completion.passage import Means
 from gateway.completion.refusals import RETRY_S, not_placed, over_quota
 from gateway.completion.running import Running
 from gateway.completion.short_way import CLIENT_REQUEST_ID, ShortWay
-from gateway.config import GatewayConfig, ListenConfig
-from gateway.edge.body import read_body
-from gateway.edge.framework import Written, reply_to
+from gateway.completion.stages import Traced
+from gateway.config import GatewayConfig
+from gateway.edge.framework import Asked, Written, reply_to
 from gateway.edge.front import Call
-from gateway.edge.passing import passed_on
 from gateway.edge.rename import renamed
 from gateway.edge.reply import Reply
 from gateway.errors import (
@@ -78,9 +78,11 @@ class Handlers:
         forwarder: Forwarder,
         idempotency: Idempotency,
         metrics: Metrics,
+        journal: Journal,
         clock: Clock = monotonic,
     ) -> None:
         self._config = config
+        self._journal = journal
         self._registry = registry
         self._door = door
         self._quota = quota
@@ -91,7 +93,12 @@ class Handlers:
         self._metrics = metrics
         self._clock = clock
         self._settlement = Settlement(
-            quota=quota, prices=registry.price, ledger=ledger, metrics=metrics, clock=clock
+            quota=quota,
+            prices=registry.price,
+            ledger=ledger,
+            metrics=metrics,
+            journal=journal,
+            clock=clock,
         )
         self._prefix = f"req_{token_hex(8)}"  # of this process, then a number
         self._count = 0
@@ -103,6 +110,7 @@ class Handlers:
             pump=pump,
             forwarder=forwarder,
             settlement=self._settlement,
+            journal=journal,
             running=self.running,
             keepalive_s=config.forward.keepalive_s,
             named=self._named,
@@ -121,7 +129,7 @@ class Handlers:
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """One that aiohttp has read."""
         reply = reply_to(request, stall_s=self._config.forward.idle_timeout_s)
-        await self.serve(_Request(request, self._config.listen), reply)
+        await self.serve(Asked(request, self._config.listen), reply)
         return Written(keep_alive=reply.reusable)
 
     async def serve(self, call: Call, reply: Reply) -> None:
@@ -157,29 +165,44 @@ class Handlers:
             self.running.remove(task)
 
     async def _complete(self, call: Call, reply: Reply, request: RequestId) -> None:
-        if self.running.draining:
-            raise ShuttingDown()
-        if theirs := call.header(CLIENT_REQUEST_ID):
-            _log.info("request named", extra={"client_request_id": theirs[:_CLIENT_ID_MAX]})
-        tenant = self._door.admit(call.header, reply.peer)
-        errand = self._understood(tenant, call, await call.read(), reply, request)
-        target, stream = errand.target, errand.ask.stream
+        traced = self._journal.begun(call.trace)
+        logs.trace_id.set("" if traced.context is None else traced.context.trace)
+        try:
+            if self.running.draining:
+                raise ShuttingDown()
+            if theirs := call.header(CLIENT_REQUEST_ID):
+                _log.info("request named", extra={"client_request_id": theirs[:_CLIENT_ID_MAX]})
+            tenant = self._door.admit(call.header, reply.peer)
+            body = await call.read()
+            errand = self._understood(tenant, call, body, reply, request, traced)
+        except GatewayError as error:
+            self._journal.turned_away(request, call.path, traced, error.reason)
+            raise
+        await self._pass(errand, call)
+
+    async def _pass(self, errand: Errand, call: Call) -> None:
+        tenant, target, reply = errand.tenant, errand.target, errand.reply
+        stages, stream = errand.traced.stages, errand.ask.stream
         if target.name != errand.ask.model:
             body = renamed(errand.ask.body, target.name)
             errand.ask = errand.ask._replace(body=body)
         claim: Claim | None = None
         try:
             if (key := call.header(_IDEMPOTENCY_KEY)) is not None:
-                claim = await self._idempotency.claim(tenant.id, key, request)
+                claim = await self._idempotency.claim(tenant.id, key, errand.request)
             errand.granted = await self._admit(errand)
+            if stages is not None:
+                stages.admitted(self._clock())
             if stream:
                 reply.keep_awake(self._config.forward.keepalive_s)
             waits = partial(reply.wait_visibly, FIRST_COMMENT_S)
             await self._carry_out(
                 errand, self._pump.lease(errand.arrival, version=target.version, waits=waits)
             )
-        except (QuotaExceeded, InsufficientQuota, KeyReused):
-            errand.outcome = "refused"
+        except GatewayError as error:
+            errand.why = error.reason
+            if isinstance(error, QuotaExceeded | InsufficientQuota | KeyReused):
+                errand.outcome = "refused"
             raise
         finally:
             if claim is not None and errand.outcome != "ok":
@@ -193,6 +216,9 @@ class Handlers:
     async def _rest(self, errand: Errand, lease: Lease, error: Exception | None) -> None:
         try:
             await self._carry_out(errand, lease, error)
+        except GatewayError as told:
+            errand.why = told.reason
+            raise
         finally:
             self._settlement.now(errand)
 
@@ -222,7 +248,13 @@ class Handlers:
         return RequestId(f"{self._prefix}{self._count:016x}")
 
     def _understood(
-        self, tenant: Tenant, call: Call, body: bytes, reply: Reply, request: RequestId
+        self,
+        tenant: Tenant,
+        call: Call,
+        body: bytes,
+        reply: Reply,
+        request: RequestId,
+        traced: Traced,
     ) -> Errand:
         """What is asked for, checked; its last bytes will wait for the bill."""
         arrived_at = self._clock()
@@ -236,7 +268,8 @@ class Handlers:
             current=self._registry.current,
         )
         reply.held = True
-        return Errand(request, tenant, ask, target, reply, arrived_at, call.path, call.passed)
+        path, passed = call.path, call.passed
+        return Errand(request, tenant, ask, target, reply, arrived_at, path, passed, traced=traced)
 
     async def _admit(self, errand: Errand) -> Granted:
         likely = Usage(errand.ask.input_tokens, errand.ask.output_tokens)
@@ -257,15 +290,3 @@ class Handlers:
     def _tell(self, reply: Reply, error: GatewayError) -> None:
         self._metrics.rejects.labels(error.reason).inc()
         reply.refuse(error)
-
-
-class _Request:
-    """A call out of a request that aiohttp has read, but for its body."""
-
-    def __init__(self, request: web.Request, limits: ListenConfig) -> None:
-        self._request, self._limits = request, limits
-        self.path, self.passed = request.path, passed_on(request.raw_headers)
-        self.header = header_of(request)
-
-    async def read(self) -> bytes:
-        return await read_body(self._request, self._limits)

@@ -12,9 +12,9 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from gateway.completion.auth import Door, header_of
+from gateway.completion.auth import Door
 from gateway.core.dispatcher import Dispatcher
-from gateway.edge.framework import respond
+from gateway.edge.framework import header_of, respond
 from gateway.errors import GatewayError, ModelNotFound
 from gateway.state.registry import Registry
 from gateway.state.tenants import Tenant

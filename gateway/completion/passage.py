@@ -15,7 +15,9 @@ from typing import Any
 from gateway.completion.auth import Door
 from gateway.completion.errand import Errand, Prices, Settlement
 from gateway.completion.forward import Forwarder
+from gateway.completion.journal import Journal
 from gateway.completion.running import Cancellable, Running
+from gateway.completion.stages import Traced
 from gateway.core.dispatcher import Arrival, Placement
 from gateway.edge.connection import Connection
 from gateway.edge.exchange import UpstreamError
@@ -46,10 +48,11 @@ class Means:
     pump: Pump
     forwarder: Forwarder
     settlement: Settlement
+    journal: Journal
     running: Running
     keepalive_s: float
     named: Callable[[], RequestId]
-    understood: Callable[[Tenant, Call, bytes, Reply, RequestId], Errand]
+    understood: Callable[[Tenant, Call, bytes, Reply, RequestId, Traced], Errand]
     gone_on: GoneOn
     tell: Callable[[Reply, GatewayError], None]
 
@@ -93,10 +96,12 @@ class Passage:
             return False
         self._call = None
         request = reply.headers[REQUEST_ID] = way.named()
+        traced = way.journal.begun(call.trace)
         try:
             tenant = way.door.admit(call.header, reply.peer)
-            errand = way.understood(tenant, call, call.body, reply, request)
+            errand = way.understood(tenant, call, call.body, reply, request, traced)
         except GatewayError as error:  # nothing was taken
+            way.journal.turned_away(request, call.path, traced, error.reason)
             way.tell(reply, error)
             self.let_go()
             return False
@@ -115,7 +120,11 @@ class Passage:
             spend=way.prices(tenant.id, name).of(likely),
             model=name,
         )
-        return errand.granted is not None or self._turn_off()
+        if errand.granted is None:
+            return self._turn_off()
+        if errand.traced.stages is not None:
+            errand.traced.stages.admitted(way.pump.clock())
+        return True
 
     def place(self) -> bool:
         errand, pump = self._errand, self._way.pump

@@ -11,6 +11,7 @@ export function Adapters() {
   const [turn, setTurn] = useState(0);
   const [open, setOpen] = useState(null);
   const [wanted, setWanted] = useState("");
+  const [awaited, setAwaited] = useState(null);
   const { data, error } = usePolled(() => rows("adapters"), 2000, [turn]);
   const again = () => setTurn((n) => n + 1);
   if (!data) return html`<${Problem} error=${error} />`;
@@ -18,9 +19,10 @@ export function Adapters() {
   const found = data.filter((one) => one.adapter.includes(wanted));
   const chosen = data.find((one) => one.adapter === open);
   return html`<${Problem} error=${error} />
-    <${Deploy} done=${again} />
+    <${Deploy} done=${(name, version) => { setAwaited({ name, version }); setOpen(name); again(); }} />
+    ${awaited && html`<${Coming} ...${awaited} one=${data.find((one) => one.adapter === awaited.name)} />`}
     <label class="row">Find <input type="search" value=${wanted} oninput=${(e) => setWanted(e.target.value)} /> <span class="quiet">${found.length} of ${data.length}</span></label>
-    ${chosen && html`<${Adapter} key=${chosen.adapter} one=${chosen} again=${again} />`}
+    ${chosen && html`<${Adapter} key=${chosen.adapter} one=${chosen} done=${(version) => { setAwaited({ name: chosen.adapter, version }); again(); }} />`}
     <p class="quiet">${Object.entries(MARK).map(([tier, mark]) => `${mark} ${SAID[tier]}`).join("   ")}</p>
     <${Table} label="Adapters" empty="No adapter here." rows=${found.slice(0, 500)} columns=${[
       ["adapter", (one) => html`<button class="link" aria-expanded=${one.adapter === open} onclick=${() => setOpen(one.adapter === open ? null : one.adapter)}>${one.adapter}</button>`],
@@ -35,28 +37,42 @@ export function Adapters() {
     ]} />`;
 }
 
+/** How far a version has come that was asked for: routable is what its replicas say, not what was wished. */
+function Coming({ name, version, one }) {
+  const is = (place) => place.digest.split(":").at(-1).startsWith(version);
+  const there = (one?.places ?? []).filter((place) => place.status !== "failed" && is(place));
+  const failed = (one?.places ?? []).filter((place) => place.status === "failed" && place.reason);
+  return html`<p role="status" class=${there.length ? "done" : failed.length ? "problem" : "quiet"}>${there.length
+    ? `${name} is version ${digest(version)} on ${there.map((place) => place.replica).join(", ")}: requests go there.`
+    : failed.length ? `${name} was not taken. ${failed.map((place) => `${place.replica}: ${place.reason}`).join("; ")}`
+    : `${name}: waiting for a replica to have version ${digest(version)} …`}</p>`;
+}
+
 function Deploy({ done }) {
   const [name, setName] = useState(""), [path, setPath] = useState(""), [version, setVersion] = useState("");
   const { busy, error, run } = useAction();
   const deploy = (event) => {
     event.preventDefault();
     run(async () => {
-      await call("POST", `adapters/${encodeURIComponent(name)}/versions`, { body: { path, digest: version } });
-      setName(""); setPath(""); setVersion(""); done();
+      const { record } = await call("POST", `adapters/${encodeURIComponent(name)}/versions`, { body: { path, digest: version } });
+      setName(""); setPath(""); setVersion(""); done(name, record.current);
     });
   };
   return html`<form class="row" onsubmit=${deploy} aria-label="Deploy an adapter">
     <label>Deploy <input name="adapter" required placeholder="name" value=${name} oninput=${(e) => setName(e.target.value)} autocomplete="off" /></label>
-    <label>from <input name="path" required placeholder="folder or object-store address" value=${path} oninput=${(e) => setPath(e.target.value)} autocomplete="off" /></label>
-    <label>version <input name="version" required pattern="[0-9a-f]{12,64}" title="the content's digest, as loraplex adapter check prints it" value=${version} oninput=${(e) => setVersion(e.target.value)} autocomplete="off" /></label>
+    <label>from <input name="path" required class="long" placeholder="folder or address, as replicas see it" value=${path} oninput=${(e) => setPath(e.target.value)} autocomplete="off" /></label>
+    <label>version <input name="version" required pattern="[0-9a-f]{12,64}" placeholder="content digest" title="the content's digest, as loraplex adapter check prints it" value=${version} oninput=${(e) => setVersion(e.target.value)} autocomplete="off" /></label>
     <button disabled=${busy}>${busy ? "Deploying …" : "Deploy"}</button><${Problem} error=${error} /></form>`;
 }
 
-function Adapter({ one, again }) {
+function Adapter({ one, done }) {
   const { busy, error, run } = useAction();
   const record = one.record, path = `adapters/${encodeURIComponent(one.adapter)}`;
   const back = (to) => confirm(`Serve ${one.adapter} as ${to ? digest(to) : "its version before"}? Running answers finish on theirs.`)
-    && run(async () => { await call("POST", `${path}/rollback`, { body: to ? { digest: to } : {}, etag: record.version }); again(); });
+    && run(async () => {
+      const now = await call("POST", `${path}/rollback`, { body: to ? { digest: to } : {}, etag: record.version });
+      done(now.record.current);
+    });
   return html`<section class="card wide" aria-label="Adapter ${one.adapter}"><h3>${one.adapter}</h3>
     <${Problem} error=${error} />
     ${record ? html`

@@ -2,7 +2,7 @@
 
 import { html, useState } from "/console/vendor/preact-htm.js";
 import { call, counters, readiness, rows } from "/console/api.js";
-import { Badge, Plot, Problem, short, useAction, useHistory, usePolled } from "/console/parts.js";
+import { Badge, Plot, Problem, useAction, useHistory, usePolled } from "/console/parts.js";
 
 async function look() {
   const [replicas, residency, ready, metrics] = await Promise.all(
@@ -28,10 +28,10 @@ export function Fleet() {
     queued: value(data.metrics, "queued"), flight: value(data.metrics, "in_flight"), served: byTenant(data.metrics),
   });
   if (!data) return html`<${Problem} error=${error} /><p class="quiet">Looking at the fleet …</p>`;
-  const degraded = Object.entries(data.ready.degraded ?? {}).filter(([, is]) => is);
+  const degraded = data.ready.degraded ?? [];
   return html`
     <${Problem} error=${error} />
-    ${degraded.length > 0 && html`<p class="problem" role="alert">Degraded: ${degraded.map(([name]) => name.replaceAll("_", " ")).join(", ")}</p>`}
+    ${degraded.length > 0 && html`<p class="problem" role="alert">Degraded: ${degraded.map((name) => name.replaceAll("_", " ")).join(", ")}</p>`}
     <div class="cards">${data.replicas.map((one) => html`<${Replica} key=${one.replica} one=${one} held=${data.held[one.replica] ?? []} />`)}</div>
     <div class="plots">
       <${Plot} title="Requests" unit="" times=${past.times} series=${{
@@ -70,7 +70,7 @@ function Replica({ one, held }) {
       <div><dt>in flight</dt><dd>${one.in_flight} of ${one.limit}</dd></div>
       <div><dt>running</dt><dd>${one.running}</dd></div>
       <div><dt>waiting</dt><dd>${one.waiting}</dd></div>
-      <div><dt>pages used</dt><dd>${short(pages * 100)} %</dd></div>
+      <div><dt>pages used</dt><dd>${(pages * 100).toFixed(1)} %</dd></div>
     </dl>
     <ul class="slots" aria-label="Slots">
       ${slots.map((state) => html`<li class="slot ${state.status} ${state.running ? "busy" : ""}"

@@ -2,10 +2,12 @@
 
 import { html, useState } from "/console/vendor/preact-htm.js";
 import { get, rows } from "/console/api.js";
-import { Badge, milliseconds, Problem, short, Table, useAction, usePolled, when } from "/console/parts.js";
+import { Badge, milliseconds, money, Problem, short, Table, useAction, usePolled, when } from "/console/parts.js";
 
 const AXES = ["tenant", "adapter", "version", "replica", "hour"];
-const COUNTS = ["requests", "prompt_tokens", "cached_tokens", "completion_tokens", "cost"];
+const COUNTS = ["requests", "prompt_tokens", "cached_tokens", "completion_tokens", "spend"];
+const sum = (rows, name) => rows.reduce((all, row) => all + row[name], 0);
+const shown = (name, value) => name === "spend" ? money(value) : short(value);
 
 export function Usage() {
   const [by, setBy] = useState(["tenant", "adapter"]);
@@ -15,15 +17,16 @@ export function Usage() {
     return get(`usage?by=${by.join(",")}&from=${encodeURIComponent(from)}`);
   }, 5000, [by.join(), hours]);
   const flip = (axis) => setBy(by.includes(axis) ? by.filter((one) => one !== axis) : AXES.filter((one) => one === axis || by.includes(one)));
-  const counts = data ? COUNTS.filter((name) => data.data.some((row) => row[name] !== undefined)) : [];
   return html`<${Problem} error=${error} /><fieldset class="row"><legend>By</legend>
       ${AXES.map((axis) => html`<label><input type="checkbox" checked=${by.includes(axis)} disabled=${by.length === 1 && by[0] === axis} onchange=${() => flip(axis)} /> ${axis}</label>`)}
       <label>over <select onchange=${(e) => setHours(Number(e.target.value))}>${[1, 24, 168, 744].map((n) => html`<option value=${n} selected=${n === hours}>${n === 1 ? "the last hour" : n === 24 ? "a day" : n === 168 ? "a week" : "31 days"}</option>`)}</select></label>
     </fieldset>
     ${data && html`<${Table} label="Usage" empty="Nothing was used in that time." rows=${data.data} columns=${[
       ...by.map((axis) => [axis, (row) => row[axis] === "" ? "–" : row[axis]]),
-      ...counts.map((name) => [name.replace("_", " "), (row) => short(row[name]), "number"]),
-    ]} />`}`;
+      ...COUNTS.map((name) => [name.replace("_", " "), (row) => shown(name, row[name]), "number"]),
+    ]} />
+    ${data.data.length > 0 && html`<p>In all: ${COUNTS.map((name) => `${shown(name, sum(data.data, name))} ${name.replace("_", " ")}`).join(", ")}.</p>`}
+    <p class="quiet">Spend is in the price table's own unit of money; \`loraplex price list\` shows the table, and an adapter without a price costs nothing.</p>`}`;
 }
 
 export function Events() {

@@ -38,20 +38,24 @@ export function Table({ columns, rows, empty, label }) {
   </table></div>`;
 }
 
-const COLOURS = ["#2563eb", "#d97706", "#059669", "#db2777", "#7c3aed", "#475569"];
+const COLOURS = ["#2563eb", "#d97706", "#059669", "#db2777", "#7c3aed", "#64748b"];
+const WHOLE = [1, 2, 5].flatMap((n) => [0, 1, 2, 3, 4, 5, 6, 7, 8].map((e) => n * 10 ** e)).sort((a, b) => a - b);
+const clock = (seconds) => new Date(seconds * 1e3).toLocaleTimeString("en-GB");
 
-/** Lines over time: `series` = {name: [values]}, beside `times` in seconds. */
+/** Lines over time: `series` = {name: [values]}, beside `times` in seconds. Without a unit they count. */
 export function Plot({ title, unit, times, series }) {
   const place = useRef(null), plot = useRef(null), names = Object.keys(series);
   const width = () => place.current.clientWidth;
   const data = [times, ...names.map((name) => series[name])];
   useEffect(() => {
+    // Asked at each drawing: the colours of the page change with the reader's scheme.
+    const ink = { stroke: () => getComputedStyle(place.current).color, grid: { stroke: () => getComputedStyle(place.current).borderTopColor, width: 1 } };
     plot.current = new uPlot({
-      title, width: width(), height: 190, legend: { live: false },
-      axes: [{}, { size: 56, values: (_, ticks) => ticks.map(short) }],
+      title: unit ? `${title}, ${unit}` : title, width: width(), height: 190, legend: { live: false },
+      axes: [{ ...ink, space: 90, values: (_, ticks) => ticks.map(clock) }, { ...ink, size: 56, incrs: unit ? undefined : WHOLE, values: (_, ticks) => ticks.map(short) }],
       scales: { y: { range: (_, low, high) => [0, Math.max(high ?? 0, 1)] } },
       series: [{}, ...names.map((name, i) => (
-        { label: `${name}${unit ? ` (${unit})` : ""}`, stroke: COLOURS[i % COLOURS.length], width: 1.6 }))],
+        { label: name, stroke: COLOURS[i % COLOURS.length], width: 1.6 }))],
     }, data, place.current);
     const fit = () => plot.current.setSize({ width: width(), height: 190 });
     addEventListener("resize", fit);
@@ -82,7 +86,13 @@ export function short(value) {
   return size >= 100 || Number.isInteger(value) ? value.toLocaleString("en") : value.toPrecision(3);
 }
 
-export const bytes = (value) => `${short(value)}B`.replace(/^(\d+)B$/, "$1 B");
+export function bytes(value) {
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  let size = value, at = 0;
+  while (size >= 1000 && at < units.length - 1) { size /= 1000; at += 1; }
+  return `${at && size < 100 ? size.toFixed(1) : Math.round(size)} ${units[at]}`;
+}
+export const money = (value) => value.toLocaleString("en", { maximumSignificantDigits: 6, maximumFractionDigits: 9 });
 export const milliseconds = (seconds) => `${short(seconds * 1e3)} ms`;
 export const when = (seconds) => new Date(seconds * 1e3).toISOString().replace("T", " ").slice(0, 19);
 export const digest = (text) => text ? text.slice(0, 12) : "–";

@@ -29,14 +29,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from math import inf
 from typing import Generic
 
 from gateway.core.tenant_lines import Entry, Key, Line, Tenant, jain, marked
 from shared.ids import RequestId, TenantId
 
-_LEAST_COST = 1.0
-"""Nothing is free: at no cost a tenant would stay first for ever."""
+_LEAST_COST = 1.0  # nothing is free: at no cost a tenant would stay first for ever
 
 
 class FairQueue(Generic[Key]):
@@ -60,8 +58,8 @@ class FairQueue(Generic[Key]):
 
     @property
     def turn(self) -> float:
-        """The least tag: of `first`."""
-        return self._order[0][0] if self._order else -inf
+        """The tag of `first`."""
+        return self._order[0][0] if self._order else float("-inf")
 
     def fairness(self) -> float:
         """Jain's index of what those had who waited ever since this was last asked, per weight."""

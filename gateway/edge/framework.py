@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 from aiohttp import HttpVersion11, web
 from aiohttp.abc import AbstractStreamWriter
 
+from gateway.config import ListenConfig
+from gateway.edge.body import read_body
+from gateway.edge.passing import passed_on
 from gateway.edge.reply import Reply
 from gateway.errors import GatewayError
+from shared.trace_context import NO_TRACE, TRACEPARENT, TRACESTATE, TraceHeaders
 
 
 class Written(web.StreamResponse):
@@ -58,6 +63,37 @@ def reply_to(request: web.Request, *, stall_s: float) -> Reply:
         stall_s=stall_s,
     )
     return reply
+
+
+class Asked:
+    """A `Call` out of a request that aiohttp has read, but for its body."""
+
+    def __init__(self, request: web.Request, limits: ListenConfig) -> None:
+        self._request, self._limits = request, limits
+        self.path, self.passed = request.path, passed_on(request.raw_headers)
+        self.header = header_of(request)
+        self.trace = _trace_of(request)
+
+    async def read(self) -> bytes:
+        return await read_body(self._request, self._limits)
+
+
+def header_of(request: web.Request) -> Callable[[str], str | None]:
+    return partial(_header, request)
+
+
+def _header(request: web.Request, name: str) -> str | None:
+    values = request.headers.getall(name, ())
+    return values[0] if len(values) == 1 else "" if values else None
+
+
+def _trace_of(request: web.Request) -> TraceHeaders:
+    """Two parents are none; several states are one list."""
+    headers = request.headers
+    if TRACEPARENT not in headers and TRACESTATE not in headers:
+        return NO_TRACE
+    parents, states = headers.getall(TRACEPARENT, ()), headers.getall(TRACESTATE, ())
+    return TraceHeaders(parents[0] if len(parents) == 1 else "", ",".join(states))
 
 
 REPLY: Final = web.RequestKey("reply", Reply)  # of a request that aiohttp has read

@@ -23,6 +23,7 @@ from typing import Any, Final, Protocol, cast
 from gateway.config import ListenConfig
 from gateway.edge.plain import Head, Plain, plain_head
 from gateway.edge.reply import Reply
+from shared.trace_context import TraceHeaders
 
 _BODY_BYTES_MAX: Final = 1 << 20  # a longer body is gathered by aiohttp, which holds the peer back
 _GATHER_S: Final = 0.5  # for the rest of a body, then aiohttp waits for it
@@ -38,6 +39,10 @@ class Call(Protocol):
     @property
     def passed(self) -> bytes:
         """The header lines that go on to the replica."""
+
+    @property
+    def trace(self) -> TraceHeaders:
+        """Its trace context, which goes on too."""
 
     @property
     def header(self) -> Callable[[str], str | None]:

@@ -4,7 +4,8 @@ Unknown headers pass, since engines and tracing have their own. These do not: wh
 connection (RFC 9110 §7.6.1, and what `Connection` names), the tenant's key and cookies, what
 describes the body (it is ours: unpacked, perhaps spliced), the encodings that the client can read
 (we have to read the reply), its names for the request (`x-request-id` is ours, and an idempotency
-key is one tenant's), and every `x-loraplex-*`, among them the fleet's token.
+key is one tenant's), and every `x-loraplex-*`, among them the fleet's token. Its trace context goes
+on too, but apart from these lines, since there may be a span of ours between.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ _KEPT: Final = frozenset(
         *(b"host", b"content-length", b"expect", b"accept-encoding"),
         *(b"authorization", b"api-key", b"x-api-key", b"cookie"),
         *(b"x-request-id", b"x-client-request-id", b"idempotency-key"),
+        *(b"traceparent", b"tracestate"),
     )
 )
 _REMEMBERED_MAX: Final = 1024

@@ -11,6 +11,7 @@ import re
 from typing import Final, NamedTuple
 
 from gateway.edge.passing import passed_on
+from shared.trace_context import NO_TRACE, TraceHeaders
 
 _PATHS: Final = {
     b"POST /v1/chat/completions HTTP/1.1": "/v1/chat/completions",
@@ -24,7 +25,11 @@ _JUDGED: Final = frozenset(
     (
         *(b"content-length", b"transfer-encoding", b"content-encoding"),
         *(b"expect", b"upgrade", b"te", b"trailer"),
+        *(b"traceparent", b"tracestate"),  # those of usual form have been cut out before
     )
+)
+_TRACED: Final = re.compile(
+    rb"(?i)\r\n(traceparent|tracestate):[ \t]*([!-~](?:[\t -~]*[!-~])?)[ \t]*(?=\r\n)"
 )
 
 _REMEMBERED_MAX: Final = 1024
@@ -37,15 +42,16 @@ class Head(NamedTuple):
     path: str
     fields: dict[str, str]  # by name in lower case
     passed: bytes
+    trace: TraceHeaders = NO_TRACE
 
 
 class Plain:
     """A plain request, whole."""
 
-    __slots__ = ("body", "header", "passed", "path")
+    __slots__ = ("body", "header", "passed", "path", "trace")
 
     def __init__(self, head: Head, body: bytes) -> None:
-        self.path, fields, self.passed = head
+        self.path, fields, self.passed, self.trace = head
         self.header = fields.get
         self.body = body
 
@@ -57,7 +63,8 @@ def plain_head(head: bytes) -> tuple[Head, int] | None:
     """The head that ends before the empty line, its last line's end included, and the length of
     the body; None: not plain.
 
-    But for that length a client's heads are mostly the same, so the last ones are remembered.
+    But for that length, and the trace it belongs to, a client's heads are mostly the same, so the
+    last ones are remembered.
     """
     length = _LENGTH.search(head)
     if length is None:
@@ -65,13 +72,32 @@ def plain_head(head: bytes) -> tuple[Head, int] | None:
     rest = head[: length.start() + 2] + head[length.end() :]
     found = _remembered.get(rest)
     if found is None:
-        found = _read(rest)
+        rest, trace = _cut(rest)
+        found = (_remembered.get(rest) if trace else None) or _learn(rest)
         if found is None:
             return None
+        if trace:
+            found = found._replace(trace=trace)
+    return found, int(length[1])
+
+
+def _cut(head: bytes) -> tuple[bytes, TraceHeaders | None]:
+    """The head without its trace context, where it has one, and that; one given twice stays."""
+    found = _TRACED.findall(head)
+    named = {name.lower(): value.decode() for name, value in found}
+    if not found or len(named) != len(found):
+        return head, None
+    trace = TraceHeaders(named.get(b"traceparent", ""), named.get(b"tracestate", ""))
+    return _TRACED.sub(b"", head), trace
+
+
+def _learn(head: bytes) -> Head | None:
+    found = _read(head)
+    if found is not None:
         if len(_remembered) >= _REMEMBERED_MAX:
             _remembered.clear()
-        _remembered[rest] = found
-    return found, int(length[1])
+        _remembered[head] = found
+    return found
 
 
 def _read(head: bytes) -> Head | None:

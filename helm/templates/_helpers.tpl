@@ -146,21 +146,36 @@ No replica is listed: the headless service names the pods of every pool, as they
   "admin" (dict "host" "0.0.0.0" "port" 8081)
   "store" (dict "prefix" .Values.store.prefix "timeout_s" .Values.store.timeoutSeconds "spool" "/var/lib/loraplex/ledger.spool")
   "discovery" (dict "services" (list (dict "srv" (printf "_http._tcp.%s-replica.%s.svc" $name .Release.Namespace)))) }}
+{{- if .Values.tracing.endpoint }}
+{{- $_ := set $chart "tracing" (pick .Values.tracing "endpoint" "ratio") }}
+{{- end }}
 {{- toYaml (merge $chart .Values.gateway.config) -}}
 {{- end -}}
 
 {{/*
 The replica's file. No secret here: fleet_token comes from the environment; name from the pod.
-Call with a pool's values.
+Call with (list $ POOL-VALUES).
 */}}
 {{- define "loraplex.replicaConfig" -}}
+{{- $tracing := (index . 0).Values.tracing -}}
+{{- $pool := index . 1 -}}
 {{- $adapters := "/adapters" -}}
-{{- if .config.adapter_store -}}
-{{- if not .cache -}}
+{{- if $pool.config.adapter_store -}}
+{{- if not $pool.cache -}}
 {{- fail "replica.cache: adapter_store needs a volume for what it fetches, e.g. {volume: {emptyDir: {}}}" -}}
 {{- end -}}
 {{- $adapters = "/var/cache/loraplex" -}}
 {{- end -}}
 {{- $chart := dict "base" "/models" "adapters" $adapters "host" "0.0.0.0" "port" 8000 -}}
-{{- toYaml (merge $chart .config) -}}
+{{- if $tracing.endpoint -}}
+{{- $_ := set $chart "tracing" (pick $tracing "endpoint" "ratio") -}}
+{{- end -}}
+{{- toYaml (merge $chart $pool.config) -}}
+{{- end -}}
+
+{{/* What the collector asks for, out of a Secret: of the exporter's own environment. */}}
+{{- define "loraplex.tracingEnv" -}}
+{{- with .Values.tracing.headersSecret -}}
+{{- include "loraplex.secretEnv" (list "OTEL_EXPORTER_OTLP_HEADERS" . "headers") -}}
+{{- end -}}
 {{- end -}}

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from shared.ids import AdapterId
+from shared.messages import Tier
 
 
 class Finish(StrEnum):
@@ -70,6 +71,15 @@ class Grammar(Protocol):
         """
 
 
+class AdapterLoad(NamedTuple):
+    """How a version came into its slot."""
+
+    digest: str
+    tier: Tier  # that it came from
+    begun_at: float
+    ended_at: float
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """Grown by its scheduler alone; others read it."""
@@ -89,6 +99,8 @@ class Sequence:
     ended_at: float | None = None
     preemptions: int = 0
     digest: str = ""  # the version of its adapter it runs on, known once admitted
+    first_at: float | None = None  # when its first token was drawn; noted by its driver
+    load: AdapterLoad | None = None  # of its adapter, likewise
 
     @property
     def tokens(self) -> tuple[int, ...]:

@@ -80,11 +80,25 @@ def test_a_quota_moved_with_the_slider_is_enforced_at_once(page: Any, fleet: Run
 
 
 def test_a_bill_can_be_read_and_an_explanation_asked_for(page: Any, fleet: RunningFleet) -> None:
-    assert ask(fleet, "tuned-1", fleet.key("acme")).status_code == 200
+    fleet.cli("price", "set", "--input", "500", "--output", "1500")
+    for _ in range(3):
+        assert ask(fleet, "tuned-1", fleet.key("globex")).status_code == 200
     log_in(page, fleet, "usage")
     usage = page.get_by_role("region", name="Usage")
-    usage.get_by_text("tuned-1").first.wait_for()
-    assert "completion tokens" in usage.inner_text().lower()
+    usage.get_by_role("row", name=re.compile("globex tuned-1")).wait_for()
+    said = [
+        cell.inner_text()
+        for cell in usage.get_by_role("row", name="globex").get_by_role("cell").all()
+    ]
+    [row] = [
+        one
+        for one in fleet.cli("usage", "--by", "tenant,adapter", "--json")
+        if one["tenant"] == "globex"
+    ]
+    assert row["spend"] == pytest.approx(3 * (500 * row["prompt_tokens"] / 3 + 1500 * 2) / 1e6)
+    assert said[:3] == ["globex", "tuned-1", "3"]
+    assert float(said[-1]) == pytest.approx(row["spend"])
+    assert "spend" in page.get_by_text("In all:").inner_text()
     shot(page, "usage")
     page.get_by_role("link", name="explain").click()
     page.get_by_label("Tenant").fill("acme")
@@ -106,6 +120,63 @@ def test_the_adapters_page_shows_where_each_one_is(page: Any, fleet: RunningFlee
     shot(page, "adapters")
 
 
+def test_an_adapter_is_deployed_seen_to_arrive_and_rolled_back(
+    page: Any, fleet: RunningFleet
+) -> None:
+    versions = {}
+    log_in(page, fleet, "adapters")
+    form = page.get_by_role("form", name="Deploy an adapter")
+    for folder in ("tuned-3", "tuned-4"):
+        path, base = fleet.adapters / folder, fleet.adapters.parent / "base"
+        words = ("adapter", "check", str(path), "--base", str(base), "--json")
+        versions[folder] = version = fleet.cli(*words)["digest"]
+        for label, text in (("Deploy", "poet"), ("from", str(path)), ("version", version)):
+            form.get_by_label(label, exact=True).fill(text)
+        form.get_by_role("button", name="Deploy").click()
+        status = page.get_by_role("status")
+        status.get_by_text(f"poet is version {version[:12]} on replica-").wait_for()
+        assert served(fleet, "poet") == version
+    shot(page, "deployed")
+    page.once("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("button", name=f"Roll back to {versions['tuned-3'][:12]}").click()
+    status.get_by_text(f"poet is version {versions['tuned-3'][:12]} on replica-").wait_for()
+    assert served(fleet, "poet") == versions["tuned-3"]
+    shot(page, "rolled-back")
+    form.get_by_label("Deploy", exact=True).fill("nobody")
+    form.get_by_label("from", exact=True).fill("/nowhere")
+    form.get_by_label("version", exact=True).fill("0" * 64)
+    form.get_by_role("button", name="Deploy").click()
+    status.get_by_text("nobody was not taken. replica-").wait_for()
+    shot(page, "refused")
+
+
+def served(fleet: RunningFleet, model: str) -> str:
+    """The version that answers now."""
+    reply = ask(fleet, model, fleet.key("acme"))
+    assert reply.status_code == 200, reply.text
+    return reply.headers["x-loraplex-adapter-version"].rpartition(":")[2]
+
+
+def test_it_is_dark_for_who_wants_it_dark(page: Any, fleet: RunningFleet) -> None:
+    page.emulate_media(color_scheme="dark")
+    log_in(page, fleet)
+    page.wait_for_timeout(2500)
+    for element in ("body", ".card", ".plot", ".top", "button"):
+        [red, green, blue] = background(page, element)
+        assert red + green + blue < 200, element
+    shot(page, "dark-fleet")
+    for tab in ("adapters", "tenants", "usage"):
+        page.get_by_role("link", name=tab).click()
+        page.get_by_role("heading", name=tab).wait_for()
+        page.wait_for_timeout(300)
+        shot(page, f"dark-{tab}")
+
+
+def background(page: Any, selector: str) -> list[int]:
+    colour = page.locator(selector).first.evaluate("one => getComputedStyle(one).backgroundColor")
+    return [int(part) for part in re.findall(r"\d+", colour)[:3]]
+
+
 def test_a_narrow_screen_scrolls_tables_and_not_the_page(page: Any, fleet: RunningFleet) -> None:
     page.set_viewport_size({"width": 390, "height": 800})
     log_in(page, fleet)
@@ -115,7 +186,7 @@ def test_a_narrow_screen_scrolls_tables_and_not_the_page(page: Any, fleet: Runni
         page.wait_for_timeout(300)
         wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
         assert wide <= 0, tab
-    shot(page, "narrow")
+        shot(page, f"narrow-{tab}")
 
 
 def test_a_replica_is_drained_and_taken_back_with_the_keyboard(

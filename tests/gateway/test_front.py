@@ -12,6 +12,7 @@ from scripted import BASE, Fleet, ScriptedReplica, read_reply, until
 
 from gateway.edge import front, plain
 from gateway.edge.plain import plain_head
+from shared.trace_context import NO_TRACE
 
 LINE = b"POST /v1/chat/completions HTTP/1.1\r\n"
 HEAD = LINE + b"Host: x\r\nContent-Length: 2\r\n"
@@ -53,6 +54,29 @@ def test_heads_that_differ_in_length_alone_are_one() -> None:
     different = plain_head(other.replace(b"X-A: 1", b"X-A: 2"))
     assert different is not None
     assert different[0].fields["x-a"] == "2"
+
+
+def test_heads_that_differ_in_their_trace_alone_are_one_and_keep_each_its_own() -> None:
+    def traced(trace: bytes) -> bytes:
+        return HEAD + b"Traceparent: " + trace + b" \r\ntracestate:a=b\r\nX-B: 1\r\n"
+
+    plain._remembered.clear()
+    heads = [plain_head(traced(b"00-%032x-1-01" % number)) for number in range(1, 4)]
+    assert [found[0].trace.parent for found in heads if found] == [
+        f"00-{number:032x}-1-01" for number in range(1, 4)
+    ]
+    assert {found[0].trace.state for found in heads if found} == {"a=b"}
+    assert {found[0].passed for found in heads if found} == {b"X-B: 1\r\n"}
+    assert len(plain._remembered) == 1
+    untraced = plain_head(HEAD + b"X-B: 1\r\n")
+    assert untraced is not None
+    assert untraced[0].trace is NO_TRACE
+    assert len(plain._remembered) == 1
+
+
+@pytest.mark.parametrize("more", [b"traceparent: 1\r\nTraceParent: 2\r\n", b"tracestate:\r\n"])
+def test_a_trace_that_is_odd_is_not_ours_to_read(more: bytes) -> None:
+    assert plain_head(HEAD + more) is None
 
 
 def test_remembered_heads_are_bounded() -> None:

@@ -145,6 +145,26 @@ def test_operators_settings_reach_the_files(render: Render, tmp_path: Path) -> N
     assert (replica.max_loras, replica.device) == (3, "cuda")
 
 
+def test_one_collector_gets_the_spans_of_gateways_and_replicas(
+    render: Render, tmp_path: Path
+) -> None:
+    where = "http://collector.monitoring.svc:4318"
+    rendered = render(
+        {"tracing.endpoint": where, "tracing.ratio": 0.5, "tracing.headersSecret": "otlp"}
+    )
+    gateway = settings_of(GatewayConfig, rendered, "gateway", tmp_path, {})
+    replica = settings_of(ReplicaConfig, rendered, "replica", tmp_path, {})
+    for tracing in (gateway.tracing, replica.tracing):
+        assert (tracing.endpoint, tracing.ratio) == (where, 0.5)
+    for program in ("gateway", "replica"):
+        [keys] = [
+            entry["valueFrom"]["secretKeyRef"]
+            for entry in container(rendered, program)["env"]
+            if entry["name"] == "OTEL_EXPORTER_OTLP_HEADERS"
+        ]
+        assert keys == {"name": "otlp", "key": "headers"}
+
+
 @pytest.mark.parametrize("program", ["gateway", "replica"])
 def test_every_flag_of_a_container_is_one_that_its_program_has(chart: Any, program: str) -> None:
     given = {a for a in container(chart, program)["args"] if a.startswith("--")}

@@ -35,6 +35,7 @@ ROOT = Path(__file__).parents[2]
         ({"replica.config.fleet_token": "secret"}, "fleet_token"),
         ({"replica.config.adapter_store": "s3://bucket"}, "replica.cache"),
         ({"secrets.adminKey": "short"}, "adminKey"),
+        ({"tracing.endpoint": "collector:4318"}, "/tracing/endpoint"),
         ({"store.url": "http://x"}, "/store/url"),
         ({"valkey.enabled": False}, "store.url"),
     ],
@@ -59,7 +60,7 @@ def test_the_schema_knows_exactly_the_settings_of_the_code() -> None:
     }.items():
         own = {"services"} if name == "discovery" else set()  # the chart's
         assert sections[name]["properties"].keys() == kind.model_fields.keys() - own, name
-    owned = {"base", "adapters", "name", "host", "port", "fleet_token"}
+    owned = {"base", "adapters", "name", "host", "port", "fleet_token", "tracing"}
     replica = pool["properties"]["config"]["properties"]
     assert replica.keys() == ReplicaConfig.model_fields.keys() - owned
 
