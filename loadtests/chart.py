@@ -200,6 +200,8 @@ def _placed(value: float, log: bool) -> bool:
 
 
 def _cell(value: Any) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
     return _short(value) if isinstance(value, float) else escape(str(value))
 
 

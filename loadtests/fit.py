@@ -48,15 +48,15 @@ class Fit:
     error: float
 
     def prices(self) -> dict[str, float]:
-        """By their names in `Prices`."""
-        return {
+        """By their names in `Prices`; without loads of a kind that was not seen."""
+        seen = {
             "step_s": self.step_s,
             "row_s": self.row_s,
             "prompt_token_s": self.prompt_token_s,
             "adapter_s": 0.0,
-            "host_load_s": self.host_load_s,
-            "disk_load_s": self.disk_load_s,
         }
+        loads = {"host_load_s": self.host_load_s, "disk_load_s": self.disk_load_s}
+        return seen | {name: value for name, value in loads.items() if value}
 
 
 def fit(readings: Sequence[Reading], outcomes: Iterable[Outcome] = ()) -> Fit:

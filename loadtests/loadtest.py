@@ -29,65 +29,83 @@ from loadtests.trace import Trace
 from loadtests.up_fleet import Shape
 from loadtests.usage import or_usage, usage
 
+_PAGE = Path("build/loadtest")
+
+TraceOption = Annotated[
+    Path | None, typer.Argument(metavar="[TRACE]", help="JSON lines of arrivals.")
+]
+ZipfOption = Annotated[float, typer.Option(metavar="S", help="No trace: one of this skew...")]
+AdaptersOption = Annotated[int, typer.Option(min=1, help="...over so many adapters...")]
+RateOption = Annotated[float, typer.Option(help="...so many arrivals a second...")]
+SecondsOption = Annotated[float, typer.Option(min=1, help="...for so long...")]
+TenantsOption = Annotated[int, typer.Option(min=1, help="...of so many tenants...")]
+PromptOption = Annotated[float, typer.Option(help="...prompts of this mean...")]
+OutputOption = Annotated[float, typer.Option(help="...and outputs of this.")]
+SeedOption = Annotated[int, typer.Option(help="Of that trace.")]
+ReplicasOption = Annotated[int, typer.Option(min=1, help="Replicas.")]
+SlotsOption = Annotated[int, typer.Option(min=1, help="Slots a replica has.")]
+HostOption = Annotated[int, typer.Option(min=1, help="Adapters a replica keeps in memory.")]
+CapacityOption = Annotated[int, typer.Option(min=1, help="Sequences a replica runs at once.")]
+BaseOption = Annotated[Path | None, typer.Option(help="Model folder; a small random one if none.")]
+StoreOption = Annotated[
+    Path | None, typer.Option(help="Folder of that base's adapters, named as in the trace.")
+]
+GeneratorOption = Annotated[
+    str, typer.Option(metavar="G,…", help=f"Of {', '.join(GENERATORS)}, in turn.")
+]
+LimitOption = Annotated[
+    int | None, typer.Option(min=1, help="Each tenant's limit; refusals are then no fault.")
+]
+LateOption = Annotated[float, typer.Option(help="More lateness fails the run.")]
+SkipOption = Annotated[float, typer.Option(min=0, max=0.9, help="First part not counted.")]
+TitleOption = Annotated[str, typer.Option(help="Of the page.")]
+NoteOption = Annotated[
+    list[str] | None, typer.Option(help="A line for the page, as how the trace was scaled.")
+]
+OutOption = Annotated[Path, typer.Option("-o", help="Folder of what is written.")]
+
 
 def main(
-    trace: Annotated[
-        Path | None, typer.Argument(metavar="[TRACE]", help="JSON lines of arrivals.")
-    ] = None,
-    zipf: Annotated[float, typer.Option(metavar="S", help="No trace: one of this skew...")] = 1.1,
-    adapters: Annotated[int, typer.Option(min=1, help="...over so many adapters...")] = 48,
-    rate: Annotated[float, typer.Option(help="...so many arrivals a second...")] = 7.0,
-    seconds: Annotated[float, typer.Option(min=1, help="...for so long...")] = 100.0,
-    tenants: Annotated[int, typer.Option(min=1, help="...of so many tenants...")] = 8,
-    prompt_tokens: Annotated[float, typer.Option(help="...prompts of this mean...")] = 64.0,
-    output_tokens: Annotated[float, typer.Option(help="...and outputs of this.")] = 24.0,
-    seed: Annotated[int, typer.Option(help="Of that trace.")] = 1,
-    replicas: Annotated[int, typer.Option(min=1, help="Replicas.")] = 2,
-    slots: Annotated[int, typer.Option(min=1, help="Slots a replica has.")] = 8,
-    host: Annotated[int, typer.Option(min=1, help="Adapters a replica keeps in memory.")] = 32,
-    capacity: Annotated[int, typer.Option(min=1, help="Sequences a replica runs at once.")] = 16,
-    base: Annotated[
-        Path | None, typer.Option(help="Model folder; a small random one if none.")
-    ] = None,
-    store: Annotated[
-        Path | None, typer.Option(help="Folder of that base's adapters, named as in the trace.")
-    ] = None,
-    generator: Annotated[
-        str, typer.Option(metavar="G,…", help=f"Of {', '.join(GENERATORS)}, in turn.")
-    ] = "locust",
-    requests_per_min: Annotated[
-        int | None, typer.Option(min=1, help="Each tenant's limit; refusals are then no fault.")
-    ] = None,
-    late_p99_ms: Annotated[float, typer.Option(help="More lateness fails the run.")] = 50.0,
-    skip: Annotated[float, typer.Option(min=0, max=0.9, help="First part not counted.")] = 0.1,
-    title: Annotated[str, typer.Option(help="Of the page.")] = "",
-    note: Annotated[
-        list[str] | None, typer.Option(help="A line for the page, as how the trace was scaled.")
-    ] = None,
-    out: Annotated[Path, typer.Option("-o", help="Folder of what is written.")] = Path(
-        "build/loadtest"
-    ),
+    trace: TraceOption = None,
+    zipf: ZipfOption = 1.1,
+    adapters: AdaptersOption = 48,
+    rate: RateOption = 7.0,
+    seconds: SecondsOption = 100.0,
+    tenants: TenantsOption = 8,
+    prompt_tokens: PromptOption = 64.0,
+    output_tokens: OutputOption = 24.0,
+    seed: SeedOption = 1,
+    replicas: ReplicasOption = 2,
+    slots: SlotsOption = 8,
+    host: HostOption = 32,
+    capacity: CapacityOption = 16,
+    base: BaseOption = None,
+    store: StoreOption = None,
+    generator: GeneratorOption = "locust",
+    requests_per_min: LimitOption = None,
+    late_p99_ms: LateOption = 50.0,
+    skip: SkipOption = 0.1,
+    title: TitleOption = "",
+    note: NoteOption = None,
+    out: OutOption = _PAGE,
 ) -> None:
     """Replay a trace against `loraplex up` on this machine, and report."""
     if (base is None) != (store is None):
         usage("--base and --store go together")
-    if unknown := [name for name in generator.split(",") if name not in GENERATORS]:
+    generators = tuple(generator.split(","))
+    if unknown := [name for name in generators if name not in GENERATORS]:
         usage(f"{unknown[0]!r} is no generator: {', '.join(GENERATORS)}")
-    recipe = or_usage(
-        lambda: Recipe(
-            seed=seed,
-            arrivals=max(round(rate * seconds), 1),
-            rate_per_s=rate,
-            adapters=adapters,
-            skew=zipf,
-            tenants=tenants,
-            prompt_tokens_mean=prompt_tokens,
-            prompt_tokens_max=1024,  # half of the small base's context
-            output_tokens_mean=output_tokens,
+    lengths = (prompt_tokens, output_tokens)
+    rows = or_usage(
+        lambda: (
+            _made(zipf, adapters, rate, seconds, tenants, lengths, seed)
+            if trace is None
+            else traces.read(trace)
         )
     )
-    rows: Trace = tuple(generate(recipe)) if trace is None else or_usage(lambda: traces.read(trace))
     made = f"Zipf {zipf}, {adapters} adapters, {rate:g}/s" if trace is None else trace.name
+    if not rows:
+        usage("the trace is empty")
     test = LiveTest(
         trace=rows,
         title=title or f"Load test: {made}",
@@ -99,14 +117,36 @@ def main(
             base=base,
             adapters=store,
         ),
-        generators=tuple(generator.split(",")),
+        generators=generators,
         late_p99_ms=late_p99_ms,
         requests_per_min=requests_per_min,
         skip=skip,
         notes=tuple(note or ()),
     )
-    command = shlex.join(["python", "-m", "loadtests.loadtest", *sys.argv[1:]])
-    _test(test, out, command)
+    _test(test, out, shlex.join(["python", "-m", "loadtests.loadtest", *sys.argv[1:]]))
+
+
+def _made(
+    zipf: float,
+    adapters: int,
+    rate: float,
+    seconds: float,
+    tenants: int,
+    lengths: tuple[float, float],
+    seed: int,
+) -> Trace:
+    recipe = Recipe(
+        seed=seed,
+        arrivals=max(round(rate * seconds), 1),
+        rate_per_s=rate,
+        adapters=adapters,
+        skew=zipf,
+        tenants=tenants,
+        prompt_tokens_mean=lengths[0],
+        prompt_tokens_max=1024,  # half of the small base's context
+        output_tokens_mean=lengths[1],
+    )
+    return tuple(generate(recipe))
 
 
 def _test(test: LiveTest, out: Path, command: str) -> None:

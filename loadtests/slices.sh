@@ -4,7 +4,8 @@
 #   loadtests/slices.sh live|simulated DATA OUT [azure-code azure-conv arena servegen]
 #
 # DATA is a folder of traces as `loraplex trace convert` reads them. Each slice leaves, in OUT,
-# NAME-live.json and .html, or NAME-simulated.json and .html. The environment's PYTHON runs it.
+# NAME-live.json and .html, or NAME-simulated.json and .html. The environment's PYTHON runs it, and
+# SIMULATED_S is how much of a trace is simulated (an hour takes some minutes).
 set -eu
 how=$1 data=$2 out=$3
 shift 3
@@ -32,7 +33,7 @@ tokens times $6 (at most 1024), small random base on this machine's processor."
     rm -r "$out/$1"
     ;;
   simulated)
-    "$python" -m loadtests trace convert "$data/$2" -o "$trace"
+    "$python" -m loadtests trace convert "$data/$2" --duration-s "${SIMULATED_S:-3600}" -o "$trace"
     # shellcheck disable=SC2086
     "$python" -m loadtests simulate "$trace" --policy loraplex --replicas 2 --slots 16 --host 64 \
       --capacity 64 $h200 -o "$out/$1-simulated.json" --html "$out/$1-simulated.html"
