@@ -3,7 +3,8 @@
 The production cores run the busiest stretch on the proposed pool. If that misses the target for the
 first token, the pool grows (slots first, where they fit and host memory covers the working set,
 then replicas) until it meets it or a few tries are over. Then one replica less and more, half and
-twice the slots, half and twice the host memory show which way is worse, and what better would cost.
+twice the slots, half and twice the host memory, and host memory for half of the adapters show which
+way is worse, and what better would cost.
 Trials are counted in CPU, so the trace is as long as the budget allows.
 """
 
@@ -138,20 +139,25 @@ def settled(pool: Pool, trials: Trials, machine: Machine, wish: Wish) -> Pool:
     return pool
 
 
-def neighbours(pool: Pool) -> Iterator[tuple[str, Pool]]:
+def neighbours(pool: Pool, wish: Wish) -> Iterator[tuple[str, Pool]]:
     """Of the same kind of replica; a step that changes nothing is left out."""
     adapters = max(len(pool.demand.adapters), 1)
-    most_slots, most_host = max(adapters, pool.slots), max(adapters, pool.host_slots)
+    most_slots = max(adapters, pool.slots)
+    most_host = max(places_for(adapters, pool.replicas, pool.replicas, wish), pool.host_slots)
+    few = places_for(adapters // 2, 1, pool.replicas, wish)  # no room for the rest, in no copy
     steps = (
         ("one replica less", replace(pool, replicas=pool.replicas - 1)),
         ("one replica more", replace(pool, replicas=pool.replicas + 1)),
         ("half the slots", replace(pool, slots=pool.slots // 2)),
         ("twice the slots", replace(pool, slots=min(2 * pool.slots, most_slots))),
         ("half the host memory", replace(pool, host_slots=pool.host_slots // 2)),
+        ("host for half of them", replace(pool, host_slots=min(few, pool.host_slots // 2))),
         ("twice the host memory", replace(pool, host_slots=min(2 * pool.host_slots, most_host))),
     )
+    seen = [pool]
     for change, other in steps:
-        if other != pool and min(other.replicas, other.slots, other.host_slots) >= 1:
+        if other not in seen and min(other.replicas, other.slots, other.host_slots) >= 1:
+            seen.append(other)
             yield change, other
 
 

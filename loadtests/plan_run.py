@@ -92,7 +92,7 @@ def planned(
         proposal = proposal_of(demand, (pool, *proposal.pools[1:]), machine, wish)
     told = target(chosen, trials.run(first, PROPOSED), wish)
     proposal = replace(proposal, advice=(*proposal.advice, told))
-    beside = [trials.run(other, change) for change, other in neighbours(pool)]
+    beside = [trials.run(other, change) for change, other in neighbours(pool, wish)]
     others = [trials.run(one, one.name) for one in proposal.pools[1:] if trials.rows_of(one)]
     return Plan(title, demand, machine, wish, proposal, (chosen, *beside), tuple(others), len(rows))
 

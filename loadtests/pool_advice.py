@@ -31,9 +31,9 @@ def host(pool: Pool, machine: Machine, wish: Wish) -> Advice:
             "host",
             Level.DO,
             f"{pool.host_slots} host slots {where} ({told})",
-            f"the working set is {adapters} adapters, {pool.demand.bytes / 1e9:.1f} GB; the fleet "
-            f"has {places} places, {places / adapters:.1f} an adapter, filled as one partitioned "
-            "cache",
+            f"the working set is {adapters} adapters, {pool.demand.bytes / 1e9:.1f} GB; the "
+            f"gateway fills {percent(wish.host_share)} of the fleet's {places} places as one "
+            f"partitioned cache, {wish.host_share * places / adapters:.1f} an adapter",
             f"{slow}; with room for half of them {percent(half)} of the requests wait for it",
         )
     need = places_for(adapters, 1, pool.replicas, wish) * size

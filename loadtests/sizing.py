@@ -120,7 +120,8 @@ def _host(demand: Demand, replicas: int, machine: Machine, wish: Wish) -> tuple[
     adapters, size = len(demand.adapters), demand.mean_bytes
     room = int(machine.host_bytes / size) if size else adapters
     if wish.host_slots is not None:
-        return wish.host_slots, _held(wish.host_slots, replicas, adapters, wish)
+        enough = min(adapters, places_for(adapters, 1, replicas, wish))
+        return wish.host_slots, wish.host_slots >= enough
     for copies in range(min(wish.copies, replicas), 0, -1):
         places = places_for(adapters, copies, replicas, wish)
         if places <= room:
@@ -129,14 +130,8 @@ def _host(demand: Demand, replicas: int, machine: Machine, wish: Wish) -> tuple[
 
 
 def places_for(adapters: int, copies: int, replicas: int, wish: Wish) -> int:
-    """On each replica; no more than there are adapters."""
-    if replicas == 1 or copies >= replicas:
-        return max(1, adapters)
-    return max(1, min(adapters, math.ceil(copies * adapters / (replicas * wish.host_share))))
-
-
-def _held(places: int, replicas: int, adapters: int, wish: Wish) -> bool:
-    return places >= places_for(adapters, 1, replicas, wish)
+    """On each replica, for so many copies in the part of its host tier that the gateway plans."""
+    return max(1, math.ceil(min(copies, replicas) * adapters / (replicas * wish.host_share)))
 
 
 def _slot_bytes(demand: Demand, cap: int, machine: Machine) -> float:
