@@ -90,7 +90,8 @@ class ServiceLookup:
             asking.cancel()
         if not done:
             raise LookupFailed(f"no answer in {self._config.timeout_s:g} s")
-        if isinstance(answer := asking.result(), LookupFailed):
+        answer: dict[ReplicaId, ReplicaEntry] | LookupFailed = asking.result()
+        if isinstance(answer, LookupFailed):
             raise answer
         return answer
 
