@@ -73,7 +73,8 @@ class Errand:
         )
 
     def placed(self, placement: Placement) -> None:
-        self.placement, self.outcome = placement, "failed"
+        self.placement = placement
+        self.outcome = "failed"
         choice = placement.choice
         self.replica, self.digest = choice.replica, choice.digest
         self.boot, self.queue_s = placement.boot, placement.queue_s

@@ -30,7 +30,7 @@ from gateway.cli.root import app
 ROOT: Final = Path(__file__).parents[2]
 PYTHON: Final = ROOT / ".venv-vllm" / "bin" / "python"
 ADMIN_KEY: Final = "operators-only-0123456789"
-START_S: Final = 240.0
+START_S: Final = 480.0
 """Two at once, on a machine that does other things as well."""
 
 SLOTS, HOST_SLOTS = 2, 4

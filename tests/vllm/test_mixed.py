@@ -11,7 +11,7 @@ import pytest
 from local_fleet import eventually
 from vllm_pool import HOST_SLOTS, Gateway, Process, gateway, native
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
 
 ADAPTERS = {"french": "french", "pirate": "pirate", "shout": "shout", "corsair": "pirate"}
 """By name, the folder: our replica finds three by itself, and is given the fourth."""

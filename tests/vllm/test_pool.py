@@ -15,7 +15,7 @@ import pytest
 from local_fleet import eventually
 from vllm_pool import HOST_SLOTS, Gateway, Process, gateway
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
 
 ADAPTERS = ("french", "pirate", "shout")
 ASK: dict[str, Any] = {
