@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from gateway.config import GatewayConfig
@@ -16,8 +16,10 @@ from loadtests.run import Run
 from loadtests.simulator import simulate
 from loadtests.trace import Trace
 
-OURS: Final = ("loraplex", "no-placement")
-"""The gateway as it is configured; and the same, with adapters where requests bring them."""
+OURS: Final = ("loraplex", "no-placement", "everywhere")
+"""The gateway as it is configured; the same, with adapters where requests bring them; and the same,
+were every adapter in a slot of every replica: what waiting for a place costs by itself, and so the
+least that any placement could reach."""
 
 POLICIES: Final = (*BASELINES, *reversed(OURS))
 
@@ -52,7 +54,7 @@ def contest(setting: Setting, policies: Sequence[str]) -> Iterator[tuple[str, Ru
                 setting.trace,
                 policy=policy_of(name, setting.config),
                 replicas=setting.replicas,
-                prices=setting.prices,
+                prices=_prices(name, setting),
                 faults=setting.faults,
                 warm_up_s=setting.warm_up_s,
             ),
@@ -64,6 +66,15 @@ def policy_of(name: str, config: GatewayConfig) -> Policy:
         router = config.router
         return Baseline(name, vnodes=router.vnodes, load_factor=router.load_factor)
     return dispatcher_of(config, placement=name != "no-placement")
+
+
+def _prices(name: str, setting: Setting) -> Prices:
+    if name != "everywhere":
+        return setting.prices
+    adapters = max(1, len({arrival.adapter for arrival in setting.trace}))
+    return replace(
+        setting.prices, slots=adapters, host_max=adapters, host_load_s=0.0, disk_load_s=0.0
+    )
 
 
 def row(policy: str, figures: dict[str, Any]) -> dict[str, str]:

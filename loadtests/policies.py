@@ -21,7 +21,7 @@ from random import Random
 from typing import Final, NamedTuple
 
 from gateway.core.decisions import Arrival, Decision, Dispatch, Evict, Placement, RejectReason
-from gateway.core.fleet import Conduct
+from gateway.core.fleet import Conduct, Verdict
 from gateway.core.orders import Order
 from gateway.core.ring import AdapterRing
 from gateway.core.terms import Choice, Kind
@@ -64,6 +64,7 @@ class Baseline:
         self._turn = 0
         self._flying: dict[RequestId, _Flying] = {}
         self._decisions: list[Decision] = []
+        self.verdicts: list[Verdict] = []  # nobody is ejected
 
     # -- the fleet
 

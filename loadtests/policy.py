@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from gateway.core.decisions import Arrival, Decision, Dispatch
-from gateway.core.fleet import Conduct
+from gateway.core.fleet import Conduct, Verdict
 from gateway.core.orders import Order
 from shared.ids import ReplicaId, RequestId
 from shared.messages import AdapterState, ReplicaReport
@@ -14,6 +14,8 @@ from shared.messages import AdapterState, ReplicaReport
 
 class Policy(Protocol):
     """`gateway.core.Dispatcher` is one."""
+
+    verdicts: list[Verdict]
 
     def replica_added(self, replica: ReplicaId, now: float) -> None: ...
     def replica_lost(self, replica: ReplicaId, now: float) -> None: ...

@@ -48,10 +48,9 @@ def simulate(
     warm_up_s: float = 0.0,
     decided: Callable[[float, object], None] = lambda now, decision: None,
 ) -> Run:
-    """Run the whole trace; the policy must be new. It is left as the run leaves it.
-
-    The fleet is up `warm_up_s` before the trace begins: time to bring adapters, for who does so.
-    `decided` hears each decision and order in turn.
+    """Run the whole trace; the policy must be new. It is left as the run leaves it. The fleet is up
+    `warm_up_s` before the trace begins: time to bring adapters, for who does so. `decided` hears
+    each decision and order in turn.
     """
     if not trace or replicas < 1:
         raise ValueError("a simulation needs an arrival and a replica")
@@ -60,7 +59,7 @@ def simulate(
 
 @dataclass(frozen=True, slots=True)
 class _Wake:
-    pass
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +98,8 @@ class _Simulation:
         self._heap: list[tuple[float, int, SimReplica | None, _Happening]] = []
         self._born = 0
         self._next_row = 0
-        self._wake_at: float | None = None
+        self._wake_at: float | None = None  # the only timer, as in the pump
+        self._wakes = 0
         for fault in faults:
             self._push(begin_s + fault.at_s, None, fault)
 
@@ -119,9 +119,10 @@ class _Simulation:
 
     def _happen(self, at: SimReplica | None, event: _Happening, now: float) -> None:
         match event:
-            case _Wake():
-                self._wake_at = None if self._wake_at == now else self._wake_at
-                self._decide(now)
+            case _Wake(number):
+                if number == self._wakes:
+                    self._wake_at = None
+                    self._decide(now)
             case _Sample():
                 self._sample(now)
             case Arrival():
@@ -129,7 +130,6 @@ class _Simulation:
                 self._push_next_arrival()
             case Fault():
                 self._suffer(event, now)
-                self._decide(now)
             case _:
                 assert at is not None
                 if self._replicas.get(at.name) is at:  # what was lost says no more
@@ -161,15 +161,18 @@ class _Simulation:
     def _decide(self, now: float) -> None:
         for decision in self._policy.poll(now):
             self._carry_out(decision, now)
+        self._policy.verdicts.clear()  # heard; the figures do not ask who was ejected
         for order in self._policy.orders(now):
             self._decided(now, order)
             if (replica := self._replicas.get(order.replica)) is not None:
                 _, coming = replica.bring(order, now)
                 self._expect(replica, coming)
-        wake_at = self._policy.next_wakeup(now)
-        if wake_at is not None and (self._wake_at is None or wake_at < self._wake_at):
-            self._wake_at = max(wake_at, now + TICK_S)
-            self._push(self._wake_at, None, _Wake())
+        due = self._policy.next_wakeup(now)
+        if self._wake_at is None or due is None or due < self._wake_at:
+            self._wake_at = due
+            self._wakes += 1
+            if due is not None:
+                self._push(max(due, now + TICK_S), None, _Wake(self._wakes))
 
     def _carry_out(self, decision: gateway.Decision, now: float) -> None:
         self._decided(now, decision)
@@ -227,6 +230,7 @@ class _Simulation:
             case "drained":
                 self._leaving.add(name)
                 self._policy.leave(name, now)
+                self._decide(now)
             case "slow":
                 if (slow := self._replicas.get(name)) is not None:
                     slow.slowness = fault.factor
@@ -237,10 +241,11 @@ class _Simulation:
                 assert_never(fault.kind)
 
     def _lose(self, lost: SimReplica, now: float) -> None:
-        """Its stream breaks, and so does every connection to it."""
+        """Its stream breaks, and so does every connection to it, one event after another."""
         self._gone.append(lost)
         self._meters[lost.name].set(0, now)
         self._policy.replica_lost(lost.name, now)
+        self._decide(now)
         for job, begun in lost.jobs:
             if begun:  # the client has seen a token: there is no second try
                 del self._placed[job.request]
@@ -248,6 +253,8 @@ class _Simulation:
                 self._outcome(job.request, Cut(self._trace[int(job.request)], lost.name))
             else:
                 self._policy.reroute(job.request, lost.name, now, conduct=Conduct.GONE)
+            if not self._policy.quiet:
+                self._decide(now)
 
     def _sample(self, now: float) -> None:
         loads = [r.in_flight for r in self._replicas.values() if r.name not in self._leaving]
@@ -285,9 +292,8 @@ class _Simulation:
             loads.update(replica.loads)
             meter = self._meters[replica.name]
             meter.set(meter.now, now)
-            served = replica.served + (
-                carried[replica.name].served if replica.name in carried else 0
-            )
+            before = carried.get(replica.name)  # another life of it
+            served = replica.served + (before.served if before else 0)
             carried[replica.name] = meter.load(served, now)
         outcomes = tuple(self._outcomes[number] for number in range(len(self._trace)))
         fetched = sum(replica.fetched for replica in (*self._gone, *self._replicas.values()))

@@ -12,8 +12,9 @@ reserve whether a replica's last ones are for it, the router where to. A head th
 is passed over, its line parked until something happens that could help: a place comes free on a
 replica that serves it, a report brings its adapter nearer. A head that would start a load from
 disk, while a replica that has its adapter is merely busy, is passed over too, for at most
-`warm_wait_s` from its first turn: a short wait beats a long load. So a poll costs its decisions and
-the lines that an event has touched, and leaves only such waiting.
+`warm_wait_s` from its first turn (`Choice.patience` times as long while that replica is full): a
+short wait beats a long load. So a poll costs its decisions and the lines that an event has touched,
+and leaves only such waiting.
 
 What no replica could take even after waiting is refused at once, not held until its time is up.
 """
@@ -86,6 +87,7 @@ class Dispatcher(Membership):
             host_load_s=host_load_s,
             disk_load_s=disk_load_s,
             hop_s=hop_s,
+            warm_wait_s=warm_wait_s,
             placement=placement,
             reserve_share=reserve_share,
         )
@@ -268,7 +270,7 @@ class Dispatcher(Membership):
             self._room.pass_over(ticket, could, kept=kept)
             return None
         if choice.cold and choice.awaited:
-            until = ticket.patient_until(now, self._warm_wait_s)
+            until = ticket.patient_until(now, self._warm_wait_s * choice.patience)
             if now < until:
                 self._fleet.keep(choice.awaited, self._room.turn)
                 self._room.pass_over(ticket, choice.awaited, until)

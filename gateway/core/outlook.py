@@ -31,6 +31,7 @@ class Outlook:
         host_load_s: float,
         disk_load_s: float,
         hop_s: float,
+        warm_wait_s: float,
         placement: PlacementRules | None,
         reserve_share: float,
     ) -> None:
@@ -53,6 +54,7 @@ class Outlook:
                 host_load_s=host_load_s,
                 disk_load_s=disk_load_s,
                 hop_s=hop_s,
+                warm_wait_s=warm_wait_s,
             ),
         )
         self._handover_s = placement.handover_s if placement is not None else 0.0

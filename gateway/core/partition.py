@@ -2,7 +2,8 @@
 
 A room is what a replica has to give: `host_share` of the places and bytes that it reports. Law: a
 room is never overdrawn; an adapter's owners are the first replicas in its order that had room when
-its turn came, and serve it.
+its turn came, and serve it. It takes there what that replica says that it does (in another
+precision it is of another size), or what others say.
 """
 
 from __future__ import annotations
@@ -53,10 +54,11 @@ class Partition:
                 if len(owners) - before == k:
                     return True
                 room = self.rooms.get(replica)
-                if room is None or room.places < 1 or room.bytes < size or replica in owners:
+                if room is None or room.places < 1 or replica in owners:
                     continue
-                if holders.get(replica) is not None:
-                    self._give(room, adapter, size)
+                state = holders.get(replica)
+                if state is not None and room.bytes >= (takes := state.size_bytes or size):
+                    self._give(room, adapter, takes)
                     owners.append(replica)
         return len(owners) > before
 

@@ -33,7 +33,7 @@ _CHANGES_MAX: Final = 4
 
 
 class AdapterRing:
-    def __init__(self, *, vnodes: int, remembered_max: int = 16384) -> None:
+    def __init__(self, *, vnodes: int, remembered_max: int = 1 << 17) -> None:
         self._vnodes = vnodes
         self._replicas: set[ReplicaId] = set()
         self._ring = HashRing(nodes=[], vnodes=vnodes, hash_fn=_point)

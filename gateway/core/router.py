@@ -33,7 +33,7 @@ from gateway.core.reserve import FIRST, NONE
 from gateway.core.residency import ResidencyMap
 from gateway.core.ring import REACH
 from gateway.core.scales import Candidate, Scales
-from gateway.core.terms import Ask, Model, Tried, Weighed, kind_of
+from gateway.core.terms import WHILE_FULL, Ask, Model, Tried, Weighed, kind_of
 from gateway.core.terms import Base as Base
 from gateway.core.terms import CandidateTerms as CandidateTerms
 from gateway.core.terms import Choice as Choice
@@ -161,6 +161,7 @@ class Router:
         near, using = self._residency.near(adapter), self._fleet.using.get(adapter, {})
         step, hop_s = 0, self._scales.hop_s
         near_anywhere = bool(near)
+        ahead = len(near.keys() | using.keys()) if using else len(near)  # of those: not met yet
         cold_s = self._scales.second_copy_s if near else self._scales.disk_load_s
         for pool in self._fleet.pools.for_adapter(adapter):
             members, per_capacity = pool.members, self._scales.per_capacity(pool)
@@ -168,16 +169,18 @@ class Router:
                 state = holders.get(replica)
                 if state is None or not (mine := members[replica]).serving:
                     continue
+                here = replica in near or replica in using
                 if best is not None:
                     far_s = step * hop_s
                     if far_s >= best.expected_s:
                         return best  # the hops alone cost more: nobody further on can win
                     if best.expected_s <= far_s + cold_s:  # only who has it nearer than disk can
-                        if not (near or using):
+                        if not ahead:
                             return best
-                        if replica not in near and replica not in using:
+                        if not here:
                             step += 1
                             continue
+                ahead -= here
                 this = self._scales.weigh(
                     pool, mine, state, step, ask, per_capacity, near_elsewhere=near_anywhere
                 )
@@ -266,13 +269,14 @@ class Router:
     def _choice(self, adapter: AdapterId, best: Weighed, weighed: list[Weighed]) -> Choice:
         state = best.state
         assert state is not None
-        awaited, telling = _NONE, weighed
+        awaited, telling, patience = _NONE, weighed, 1
         if len(weighed) > 1:
-            awaited = frozenset(
-                w.mine.id
-                for w in weighed
-                if w.refused and w.refused != "tried" and w.load_s < best.load_s
-            )
+            nearer = [
+                w for w in weighed if w.refused and w.refused != "tried" and w.load_s < best.load_s
+            ]
+            if nearer:
+                awaited = frozenset([w.mine.id for w in nearer])
+                patience = WHILE_FULL if all(w.refused == "full" for w in nearer) else 1
             telling = [
                 this
                 for this in weighed
@@ -280,7 +284,7 @@ class Router:
             ]
         kind = kind_of(best, home=weighed[0])
         cold = bool(best.load_s) and self._scales.begins_cold(best.mine, state)
-        return Choice(best.mine.id, kind, state.digest, cold, telling, awaited)
+        return Choice(best.mine.id, kind, state.digest, cold, telling, awaited, patience)
 
     def _no_candidate(self, mine: Replica, model: Model) -> CandidateTerms:
         state = None

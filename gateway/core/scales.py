@@ -10,9 +10,10 @@
                             than a step makes an adapter ping-pong
                + crowd_s    disk_load_s * u ** 3, u = (load - floor) / (bound - floor): the price
                             of a scarce place
-               + cold_s     2 * disk_load_s when a load from disk would begin here while another
-                            has the adapter nearer: a second copy displaces a first one, whose next
-                            request then loads it, and it is worth a scarce place elsewhere
+               + cold_s     disk_load_s + warm_wait_s (at least disk_load_s again) when a load from
+                            disk would begin here while another has the adapter nearer: a second
+                            copy displaces a first one, whose next request then loads it, and it is
+                            worth a scarce place elsewhere, or as long a wait there as in the line
 
 The first three are the time to the first token; what follows is what the choice takes from others.
 Prices that grow steeply towards the bound are those of online load balancing (Aspnes, Azar, Fiat,
@@ -37,7 +38,6 @@ from gateway.core.terms import Ask, Weighed
 from shared.messages import AdapterState, AdapterStatus, Tier
 
 _EPSILON = 1e-9
-_SECOND_COPY = 2
 
 Candidate = tuple[Pool, Replica, AdapterState | None]
 
@@ -53,6 +53,7 @@ class Scales:
         host_load_s: float,
         disk_load_s: float,
         hop_s: float,
+        warm_wait_s: float,
     ) -> None:
         self._residency = residency
         self._load_factor = load_factor
@@ -61,7 +62,8 @@ class Scales:
         self._load_s = {Tier.GPU: 0.0, Tier.HOST: host_load_s, Tier.DISK: disk_load_s}
         self.hop_s = hop_s
         self.disk_load_s = disk_load_s
-        self.second_copy_s = (1 + _SECOND_COPY) * disk_load_s
+        self._cold_s = disk_load_s + max(disk_load_s, warm_wait_s)
+        self.second_copy_s = disk_load_s + self._cold_s
 
     def per_capacity(self, pool: Pool) -> float:
         if pool.key.merged is not None:
@@ -99,9 +101,10 @@ class Scales:
         floor = bound = mine.limit
         if per_capacity != math.inf:
             floor = max(self._load_floor, math.ceil(self._load_floor_share * capacity))
-            share = per_capacity * capacity
-            bound = max(int(share + _EPSILON), math.ceil(share / self._load_factor - _EPSILON))
-            bound = max(bound, floor)
+            bound, share = floor, per_capacity * capacity
+            if share > floor:
+                mean = math.ceil(share / self._load_factor - _EPSILON)
+                bound = max(int(share + _EPSILON), mean, floor)
         if mine.id in ask.tried:
             refused = "tried"
         elif load >= mine.places(ask.claim):
@@ -115,7 +118,7 @@ class Scales:
             if not _in_slot(state):
                 load_s, slot_s = self._load_terms(mine, state, ask.now)
                 if near_elsewhere and load_s and self.begins_cold(mine, state):
-                    cold_s = _SECOND_COPY * self.disk_load_s
+                    cold_s = self._cold_s
             if load > floor:
                 crowd_s = self.disk_load_s * min(1.0, (load - floor) / max(1, bound - floor)) ** 3
         return Weighed(

@@ -71,4 +71,4 @@ class Held(Mapping[ReplicaId, AdapterState]):
         return sum(1 for _ in self)
 
     def __bool__(self) -> bool:
-        return any(True for _ in self)
+        return bool(self._named) or any(True for _ in self)

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from gateway.core.replica import Replica
 from shared.ids import AdapterId, ReplicaId
 from shared.messages import AdapterState, Tier
 
 Tried = frozenset[ReplicaId]
+
+WHILE_FULL: Final = 4
+"""Times as long a wait for a near place while all who have it are full: then others have hardly a
+place either. Where one is merely at its bound, others have room, and are worth a copy sooner."""
 
 
 class Base(str):
@@ -78,6 +82,7 @@ class Choice(NamedTuple):
     cold: bool  # it would start a load from disk
     telling: Sequence[Weighed]  # home, the chosen, and each that was refused though nearer
     awaited: Tried  # candidates nearer to their adapter that could not take it now
+    patience: int = 1  # how many times as long as usual to wait for one of them
 
     @property
     def terms(self) -> tuple[CandidateTerms, ...]:

@@ -267,7 +267,8 @@ class Pump:
         if due is not None:
             self._timer_at = due
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(max(due - now, _TICK_S), self._fired)
+            ahead_s = loop.time() - now  # of our clock; a moment, unlike a delay, is not rounded
+            self._timer = loop.call_at(ahead_s + max(due, now + _TICK_S), self._fired)
 
     def _fired(self) -> None:
         self._timer = None

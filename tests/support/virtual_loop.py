@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import math
 import selectors
 from collections.abc import Callable
 from contextvars import Context
@@ -40,13 +41,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._now = 0.0
         self._timers = 0
         super().__init__(selector)
-        self._clock_resolution = 1e-12
+        self._clock_resolution = math.ulp(self._now)
 
     def time(self) -> float:
         return self._now
 
     def jump(self) -> None:
         self._now = max(self._now, self._scheduled[0].when())  # type: ignore[attr-defined]
+        self._clock_resolution = math.ulp(self._now)  # a timer a hair later is not of this moment
 
     def call_at(
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None

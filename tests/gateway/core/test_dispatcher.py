@@ -149,8 +149,10 @@ def test_a_head_waits_for_its_warm_replica_while_others_pass_but_not_for_long() 
     patient = gate.arrive(A, SQL)
     passing = gate.arrive(A, LEGAL)
     assert list(gate.sent()) == [passing]
-    assert gate.dispatcher.next_wakeup(gate.now) == pytest.approx(gate.now + 0.05)
-    gate.now += 0.049
+    assert gate.dispatcher.next_wakeup(gate.now) == pytest.approx(
+        gate.now + 0.2
+    )  # it is full: four times as long
+    gate.now += 0.199
     assert gate.sent() == {}
     gate.now += 0.0011
     kind = gate.sent()[patient]
@@ -179,7 +181,7 @@ def test_who_follows_a_load_under_way_does_not_wait_again() -> None:
     gate.sent()
     followers = [gate.arrive(B, SQL) for _ in range(3)]
     assert gate.sent() == {}
-    gate.now += 0.051
+    gate.now += 0.201
     assert list(gate.sent()) == followers
 
 

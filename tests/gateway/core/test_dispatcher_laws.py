@@ -28,6 +28,7 @@ from gateway.core.dispatcher import (
 )
 from gateway.core.parking import Key
 from gateway.core.reserve import NONE
+from gateway.core.terms import WHILE_FULL
 from gateway.core.waiting_room import Ticket
 from shared.ids import AdapterId, ReplicaId, RequestId, TenantId
 from shared.messages import AdapterState, AdapterStatus, ReplicaReport, Tier
@@ -286,7 +287,9 @@ class DispatcherMachine(RuleBasedStateMachine):
             for request in heads.values() if choice is not None else ():
                 turn = self.core._room._tickets[request].first_turn_at
                 assert turn is not None, f"{request} was never offered a place"
-                assert self.now < turn + WARM_WAIT_S, f"{request} was patient for too long"
+                assert self.now < turn + WHILE_FULL * WARM_WAIT_S, (
+                    f"{request} was patient for too long"
+                )
                 assert not self.tried[request]
             assert self.core._router.hope(*key), f"{key} can never be placed"
 

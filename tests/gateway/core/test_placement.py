@@ -118,6 +118,20 @@ def test_every_adapter_is_brought_to_its_first_owner_before_anybody_asks() -> No
         world.core.finish(dispatch.request, None, None, world.now)
 
 
+def test_a_room_is_filled_by_what_its_own_replica_says_that_an_adapter_takes() -> None:
+    core = Dispatcher(**SETTINGS, placement=RULES)
+    for name, size in (("a-silent", 0), ("told", SIZE)):
+        states = tuple(AdapterState(a, "d", Tier.DISK, size_bytes=size) for a in ADAPTERS)
+        said = Host(name, places=20).report(adapters=states, host_bytes=5 * SIZE)
+        core.replica_added(said.replica, 0)
+        core.report(said, 0)
+    core.poll(0)
+    while core.orders(0):
+        pass
+    owned = [adapter for adapter in ADAPTERS if "told" in core.owners(adapter)]
+    assert len(owned) == 4  # nine tenths of five
+
+
 def test_once_settled_a_replica_is_only_told_what_to_keep() -> None:
     world = World(*(Host(f"replica-{n}", places=12) for n in range(3)))
     world.settle()

@@ -15,11 +15,13 @@ from gateway.core.residency import ResidencyMap
 from gateway.core.ring import AdapterRing
 from gateway.core.router import Choice, Kind, Router
 from gateway.core.scales import Scales
+from gateway.core.terms import WHILE_FULL
 from shared.ids import AdapterId, ReplicaId, RequestId
 from shared.messages import AdapterState, AdapterStatus, ReplicaReport, Tier
 
 SQL = AdapterId("sql")
 HOST_S, DISK_S, HOP_S, SERVICE_S = 0.005, 0.15, 0.002, 0.05
+WARM_WAIT_S = 0.5
 NOBODY: frozenset[ReplicaId] = frozenset()
 
 
@@ -42,7 +44,7 @@ class World:
             scales=Scales(
                 residency=self.residency, load_factor=self.load_factor,
                 load_floor=self.load_floor, load_floor_share=0.0,
-                host_load_s=HOST_S, disk_load_s=DISK_S, hop_s=HOP_S,
+                host_load_s=HOST_S, disk_load_s=DISK_S, hop_s=HOP_S, warm_wait_s=WARM_WAIT_S,
             ),
         )  # fmt: skip
 
@@ -216,6 +218,28 @@ def test_a_spill_is_from_disk_because_home_could_not_take_it() -> None:
     world.add(home, Tier.GPU, load=40)
     assert (world.pick().replica, world.pick().kind) == (f"replica-{second}", Kind.SPILL)
     assert world.pick().awaited == {f"replica-{home}"}
+
+
+def test_a_second_copy_is_not_begun_for_a_wait_shorter_than_that_in_the_line() -> None:
+    world = World()
+    running = tuple(AdapterState(AdapterId(f"a{n}"), "d", Tier.GPU, running=1) for n in range(6))
+    for i in range(6):
+        world.add(i, load=15, capacity=16)
+    home = world.homeward()[0]
+    world.add(home, Tier.HOST, load=17, capacity=16, slots=1, others=running)
+    terms = world.router.explain(SQL, 0)
+    assert terms[0].queue_s + terms[0].slot_s > DISK_S  # it would be faster elsewhere, this once
+    assert (world.pick().replica, world.pick().kind) == (f"replica-{home}", Kind.HOME)
+
+
+def test_a_near_replica_that_is_full_is_waited_for_longer_than_one_at_its_bound() -> None:
+    world = uniform()
+    home = world.homeward()[0]
+    world.add(home, Tier.GPU, load=40)
+    assert world.pick().patience == 1
+    world.add(home, Tier.GPU, load=80)
+    assert world.pick().awaited == {f"replica-{home}"}
+    assert world.pick().patience == WHILE_FULL
 
 
 def test_a_request_that_home_failed_is_a_spill_or_warm_elsewhere() -> None:

@@ -1,0 +1,191 @@
+"""What one routing decision costs: `python -m loadtests.bench_routing -o FILE`.
+
+A dispatcher as the gateway makes it, with `--replicas` replicas of 16 places and 16 slots on one
+store of `--adapters` adapters. Each adapter is in host memory (the first at each replica in a slot)
+of its first replica on the ring, the most popular ones of their first eight; `--load` of all places
+are taken by requests for adapters drawn by Zipf 1.1. Then, one by one and with the fleet kept at
+that load, microseconds of one core:
+
+    place     the production path of a request that need not wait: the router's pick, its count, its
+              tenant's charge
+    finish    the end of another, which keeps the load where it is
+
+    zipf      adapters drawn as the load was: the usual ones are remembered, in the ring's memory
+              and in the processor's
+    any       each adapter as likely as another: nearly none is remembered anywhere, so this is the
+              price of a cold look
+
+The clock is read twice a call, which is in the figures (`clock_us`). The collector of cycles is set
+as the gateway sets it (gateway/app.py). Refused ones are counted, and their time too: the queue's
+own path begins there.
+"""
+
+from __future__ import annotations
+
+import gc
+from bisect import bisect_left
+from itertools import accumulate
+from pathlib import Path
+from random import Random
+from time import perf_counter
+from typing import Annotated, Any, Final
+
+import orjson
+import typer
+
+from gateway.config import GatewayConfig
+from gateway.core.dispatcher import Arrival, Dispatcher
+from gateway.core.ring import AdapterRing
+from gateway.fleet.deciding import dispatcher_of
+from loadtests.stats import summarise
+from shared.ids import AdapterId, ReplicaId, RequestId, TenantId
+from shared.messages import AdapterState, ReplicaReport, Tier
+
+_PLACES: Final = 16
+_HOST: Final = 128
+_SKEW: Final = 1.1
+_TENANTS: Final = 100
+_STORE: Final = "store"
+
+
+class Bench:
+    def __init__(self, *, replicas: int, adapters: int, load: float, seed: int) -> None:
+        config = GatewayConfig()
+        self._dice = Random(seed)
+        self._names = [AdapterId(f"adapter-{number}") for number in range(adapters)]
+        self._ranks = list(accumulate(rank**-_SKEW for rank in range(1, adapters + 1)))
+        self._core = _fleet(config, replicas, self._names)
+        self._asked = 0
+        self._flying: list[RequestId] = []
+        for _ in range(int(load * replicas * _PLACES)):
+            arrival = self._arrival(self.popular())
+            if self._core.place(arrival, 0.0) is not None:
+                self._flying.append(arrival.request)
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._flying)
+
+    def popular(self) -> AdapterId:
+        drawn = self._dice.random() * self._ranks[-1]
+        return self._names[bisect_left(self._ranks, drawn)]
+
+    def any(self) -> AdapterId:
+        return self._names[int(self._dice.random() * len(self._names))]
+
+    def measure(self, adapters: list[AdapterId]) -> dict[str, Any]:
+        core, flying = self._core, self._flying
+        places_s: list[float] = []
+        ends_s: list[float] = []
+        for adapter in adapters:
+            arrival = self._arrival(adapter)
+            begun = perf_counter()
+            dispatch = core.place(arrival, 0.0)
+            places_s.append(perf_counter() - begun)
+            if dispatch is None:
+                continue
+            at = int(self._dice.random() * len(flying))
+            ended, flying[at] = flying[at], arrival.request
+            begun = perf_counter()
+            core.finish(ended, None, None, 0.0)
+            ends_s.append(perf_counter() - begun)
+        refused = len(places_s) - len(ends_s)
+        return {"place_us": _us(places_s), "finish_us": _us(ends_s), "refused": refused}
+
+    def _arrival(self, adapter: AdapterId) -> Arrival:
+        self._asked += 1
+        tenant = TenantId(f"tenant-{self._asked % _TENANTS}")
+        return Arrival(RequestId(str(self._asked)), tenant, 1.0, adapter, 100, 100)
+
+
+def _fleet(config: GatewayConfig, replicas: int, adapters: list[AdapterId]) -> Dispatcher:
+    core, ring = dispatcher_of(config), AdapterRing(vnodes=config.router.vnodes)
+    owned: dict[ReplicaId, list[AdapterState]] = {
+        ReplicaId(f"replica-{number}"): [] for number in range(replicas)
+    }
+    for name in owned:
+        ring.add(name)
+    for rank, adapter in enumerate(adapters):
+        for name in ring.near(adapter)[: 8 if rank < replicas else 1]:
+            if len(owned[name]) < _HOST:
+                tier = Tier.GPU if len(owned[name]) < _PLACES else Tier.HOST
+                owned[name].append(_state(adapter, tier))
+    core.listing(_STORE, [_state(adapter, Tier.DISK) for adapter in adapters], 0.0)
+    for name, states in owned.items():
+        core.replica_added(name, 0.0)
+        core.report(_report(name, states), 0.0)
+    return core
+
+
+def _state(adapter: AdapterId, tier: Tier) -> AdapterState:
+    return AdapterState(adapter, "0" * 64, tier, rank=16, size_bytes=1 << 24)
+
+
+def _report(name: ReplicaId, states: list[AdapterState]) -> ReplicaReport:
+    return ReplicaReport(
+        replica=name,
+        boot="1",
+        seq=1,
+        base="base",
+        slots=_PLACES,
+        capacity=_PLACES,
+        running=0,
+        waiting=0,
+        pages_total=1,
+        pages_free=1,
+        max_model_len=1 << 20,
+        heartbeat_s=1e9,
+        adapters=tuple(states),
+        host_max=_HOST,
+        store=_STORE,
+    )
+
+
+def _us(seconds: list[float]) -> dict[str, float]:
+    told = summarise(seconds)
+    return {
+        "mean": round(told.mean * 1e6, 2),
+        "p50": round(told.p50 * 1e6, 2),
+        "p99": round(told.p99 * 1e6, 2),
+    }
+
+
+def _clock_us(reads: int = 10_000) -> float:
+    begun = perf_counter()
+    for _ in range(reads):
+        perf_counter()
+    return round((perf_counter() - begun) / reads * 1e6, 3)
+
+
+def main(
+    replicas: Annotated[int, typer.Option(min=1, help="Of the fleet.")] = 1000,
+    adapters: Annotated[int, typer.Option(min=1, help="In its store.")] = 100_000,
+    load: Annotated[float, typer.Option(min=0, max=1, help="Part of the places taken.")] = 0.75,
+    decisions: Annotated[int, typer.Option(min=1, help="Measured, each way.")] = 20_000,
+    seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 1,
+    output: Annotated[Path | None, typer.Option("-o", help="JSON file.")] = None,
+) -> None:
+    """Time the production dispatcher on a fleet that is kept at a load."""
+    bench = Bench(replicas=replicas, adapters=adapters, load=load, seed=seed)
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 20)
+    bench.measure([bench.popular() for _ in range(decisions // 4)])  # the interpreter warms up
+    told: dict[str, Any] = {
+        "command": (
+            f"python -m loadtests.bench_routing --replicas {replicas} --adapters {adapters} "
+            f"--load {load} --decisions {decisions} --seed {seed}"
+        ),
+        "in_flight": bench.in_flight,
+        "clock_us": _clock_us(),
+        "zipf": bench.measure([bench.popular() for _ in range(decisions)]),
+        "any": bench.measure([bench.any() for _ in range(decisions)]),
+    }
+    data = orjson.dumps(told, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    if output is not None:
+        output.write_bytes(data)
+    typer.echo(data)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,16 @@
+"""The small benchmark runs, and leaves the fleet at the load that it was given."""
+
+from __future__ import annotations
+
+from loadtests.bench_routing import Bench
+
+
+def test_a_decision_is_timed_on_a_fleet_that_stays_at_its_load() -> None:
+    bench = Bench(replicas=4, adapters=40, load=0.5, seed=1)
+    before = bench.in_flight
+    assert 0 < before <= 32
+    told = bench.measure([bench.popular() for _ in range(50)])
+    assert bench.in_flight == before
+    assert 0 < told["place_us"]["p50"] <= told["place_us"]["p99"]
+    assert told["finish_us"]["mean"] > 0
+    assert 0 <= told["refused"] < 50
