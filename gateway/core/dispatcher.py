@@ -261,10 +261,8 @@ class Dispatcher(Membership):
     def _place(self, ticket: Ticket, now: float) -> Dispatch | None:
         """Send the head whose turn it is, or pass it over."""
         key, claim = ticket.key, self._claim(ticket.arrival.tenant, now)
-        if (
-            self._room.stuck(ticket, claim)
-            or (choice := self._router.pick(*key, now, claim=claim)) is None
-        ):
+        stuck = self._room.stuck(ticket, claim)
+        if stuck or (choice := self._router.pick(*key, now, claim=claim)) is None:
             could = self._router.could_take(*key)
             kept = self._fleet.keep(could, self._room.turn)
             self._room.pass_over(ticket, could, kept=kept)

@@ -83,12 +83,8 @@ class Router:
 
         One that failed elsewhere has waited enough to sit out an ejection too.
         """
-        hopeful, patient = self._fleet.hopeful, not tried
-        return any(
-            hopeful(replica, patient=patient)
-            for replica in self._where(model)
-            if replica not in tried
-        )
+        left = (replica for replica in self._where(model) if replica not in tried)
+        return any(self._fleet.hopeful(replica, patient=not tried) for replica in left)
 
     def explain(self, model: Model, now: float) -> tuple[CandidateTerms, ...]:
         """Every replica of the fleet, candidates first in their order, and why it would not do."""
