@@ -79,25 +79,7 @@ class Gateway:
         )
         self._links = links
         self._journal = journal_of(config)
-        self._handlers = Handlers(
-            config=config,
-            registry=self.registry,
-            door=self._door,
-            quota=self.quota,
-            ledger=self.ledger,
-            pump=self.pump,
-            forwarder=Forwarder(
-                links.upstreams,
-                config=config.forward,
-                token=config.fleet.token,
-                metrics=self.metrics,
-                timeouts=links.timeouts,
-                dialects=links.dialects,
-            ),
-            idempotency=Idempotency(self.store),
-            metrics=self.metrics,
-            journal=self._journal,
-        )
+        self._handlers = self._make_handlers(links)
         self._listeners = self._make_listeners()
         self._sharing = Sharing(self.store, self.pump.dispatcher)
         self._fairness = Fairness(self.pump.dispatcher)
@@ -164,6 +146,27 @@ class Gateway:
         await self._journal.close()
         await self.registry.close()
         await self.store.close()
+
+    def _make_handlers(self, links: Links) -> Handlers:
+        return Handlers(
+            config=self._config,
+            registry=self.registry,
+            door=self._door,
+            quota=self.quota,
+            ledger=self.ledger,
+            pump=self.pump,
+            forwarder=Forwarder(
+                links.upstreams,
+                config=self._config.forward,
+                token=self._config.fleet.token,
+                metrics=self.metrics,
+                timeouts=links.timeouts,
+                dialects=links.dialects,
+            ),
+            idempotency=Idempotency(self.store),
+            metrics=self.metrics,
+            journal=self._journal,
+        )
 
     def _make_listeners(self) -> list[Listener]:
         config = self._config

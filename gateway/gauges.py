@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from gateway.core.dispatcher import ReplicaState
+from gateway.core.dispatcher import Dispatcher, ReplicaState
 from gateway.fleet.fairness import Fairness
 from gateway.fleet.pump import Pump
 from gateway.members import Members
@@ -13,6 +13,9 @@ from gateway.metrics import Metrics
 from gateway.state.ledger import Ledger
 from gateway.state.quota import Quota
 from gateway.store.redis import Store
+
+Gauge = tuple[str, str, Callable[[], float]]
+"""Name, text, and how to read it."""
 
 
 def add_gauges(
@@ -26,11 +29,23 @@ def add_gauges(
     fairness: Fairness,
 ) -> None:
     dispatcher = pump.dispatcher
+    for name, text, read in (
+        *_of_fleet(dispatcher, members, fairness),
+        *_of_state(store, quota, ledger),
+    ):
+        metrics.watch(name, text, read)
+    metrics.count(
+        "placement_moves",
+        "Owners that adapters got in place of others, or beside them.",
+        lambda: dispatcher.placement_moves,
+    )
+    for state in ReplicaState:
+        count = partial(_count, dispatcher, state)
+        metrics.watch("replicas", "Replicas, by state.", count, state=state)
 
-    def count(state: ReplicaState) -> float:
-        return dispatcher.states()[state]
 
-    gauges: list[tuple[str, str, Callable[[], float]]] = [
+def _of_fleet(dispatcher: Dispatcher, members: Members, fairness: Fairness) -> list[Gauge]:
+    return [
         ("in_flight", "Requests at replicas.", lambda: dispatcher.in_flight),
         ("queued", "Requests that wait for a replica.", lambda: dispatcher.queued),
         (
@@ -46,13 +61,18 @@ def add_gauges(
         (
             "replicas_up",
             "Replicas that report and take requests.",
-            partial(count, ReplicaState.UP),
+            partial(_count, dispatcher, ReplicaState.UP),
         ),
         (
             "replicas_not_taken",
             "Replicas that were found, and are more than discovery.members_max.",
             lambda: members.crowded,
         ),
+    ]
+
+
+def _of_state(store: Store, quota: Quota, ledger: Ledger) -> list[Gauge]:
+    return [
         ("store_away", "1: the store does not answer in time.", lambda: store.away),
         ("store_degraded", "1: quotas are decided locally.", lambda: quota.degraded),
         (
@@ -67,12 +87,7 @@ def add_gauges(
         ),
         ("ledger_lost", "Ledger records that neither store nor disk took.", lambda: ledger.lost),
     ]
-    for name, text, read in gauges:
-        metrics.watch(name, text, read)
-    metrics.count(
-        "placement_moves",
-        "Owners that adapters got in place of others, or beside them.",
-        lambda: dispatcher.placement_moves,
-    )
-    for state in ReplicaState:
-        metrics.watch("replicas", "Replicas, by state.", partial(count, state), state=state)
+
+
+def _count(dispatcher: Dispatcher, state: ReplicaState) -> float:
+    return dispatcher.states()[state]

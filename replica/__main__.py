@@ -44,9 +44,7 @@ def main(
     ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one.")] = None,
-    max_loras: Annotated[
-        int | None, typer.Option(help="Slots: adapters in one forward pass.")
-    ] = None,
+    max_loras: Annotated[int | None, typer.Option(help="Slots: adapters in one pass.")] = None,
     max_lora_rank: Annotated[int | None, typer.Option(help="Highest rank served.")] = None,
     max_cpu_loras: Annotated[int | None, typer.Option(help="Adapters in host memory.")] = None,
     host_bytes: Annotated[int | None, typer.Option(help="Bytes of host memory for them.")] = None,
@@ -61,9 +59,7 @@ def main(
         str | None, typer.Option(help="Linear weights of the base: none or fp8.")
     ] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads; 0: all cores.")] = None,
-    spin: Annotated[
-        bool | None, typer.Option("--spin", help="They spin: for cores that nothing else uses.")
-    ] = None,
+    spin: Annotated[bool | None, typer.Option("--spin", help="They spin: own cores.")] = None,
     device: Annotated[str | None, typer.Option(help="Torch device: cpu, cuda:0, …")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
     max_model_len: Annotated[
