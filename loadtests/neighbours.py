@@ -151,7 +151,7 @@ def neighbours(pool: Pool, wish: Wish) -> Iterator[tuple[str, Pool]]:
         ("half the slots", replace(pool, slots=pool.slots // 2)),
         ("twice the slots", replace(pool, slots=min(2 * pool.slots, most_slots))),
         ("half the host memory", replace(pool, host_slots=pool.host_slots // 2)),
-        ("host for half of them", replace(pool, host_slots=min(few, pool.host_slots // 2))),
+        ("host for half", replace(pool, host_slots=min(few, pool.host_slots // 2))),
         ("twice the host memory", replace(pool, host_slots=min(2 * pool.host_slots, most_host))),
     )
     seen = [pool]
