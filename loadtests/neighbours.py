@@ -23,6 +23,7 @@ from loadtests.proposal import Pool, Wish
 from loadtests.simulator import simulate
 from loadtests.sizing import load, places_for, with_replicas
 from loadtests.trace import Trace
+from shared.ids import AdapterId
 
 PROPOSED: Final = "proposed"
 TRIALS: Final = 8
@@ -105,6 +106,7 @@ class Trials:
             policy=policy_of("loraplex", self._config),
             replicas=pool.replicas,
             prices=prices,
+            stored=[AdapterId(a.name) for a in pool.demand.adapters if not pool.merged],
             warm_up_s=_within(1.5 * prices.disk_load_s * prices.host_max, _WARM_UP_S),
         )
         figures = done.figures(load_factor=self._config.router.load_factor, skip=_SKIP)
@@ -150,8 +152,8 @@ def neighbours(pool: Pool, wish: Wish) -> Iterator[tuple[str, Pool]]:
         ("one replica more", replace(pool, replicas=pool.replicas + 1)),
         ("half the slots", replace(pool, slots=pool.slots // 2)),
         ("twice the slots", replace(pool, slots=min(2 * pool.slots, most_slots))),
-        ("half the host memory", replace(pool, host_slots=pool.host_slots // 2)),
-        ("host for half of them", replace(pool, host_slots=min(few, pool.host_slots // 2))),
+        ("half the host memory", replace(pool, host_slots=-(-pool.host_slots // 2))),
+        ("host for half", replace(pool, host_slots=min(few, pool.host_slots // 2))),
         ("twice the host memory", replace(pool, host_slots=min(2 * pool.host_slots, most_host))),
     )
     seen = [pool]

@@ -103,7 +103,7 @@ def html(plan: Plan) -> str:
         "What it costs": [html_table(cost_rows(proposal, machine), _COST)],
     }
     if trials:
-        by_change = {trial.change: trial for trial in trials}
+        by_change = {_short(trial.change): trial for trial in trials}
         sections["The proposal and its neighbours, simulated"] = [
             html_table(trial_rows(trials, wish), _TRIAL),
             bars("First token, 99th percentile",
@@ -115,6 +115,11 @@ def html(plan: Plan) -> str:
     if proposal.quotas:
         sections["Tenants"] = [html_table(quota_rows(proposal), _QUOTA)]
     return page(f"Plan: {plan.title}", sections)
+
+
+def _short(change: str) -> str:
+    """Fits below a bar."""
+    return change.replace("one ", "1 ").replace("the ", "").replace(" memory", "")
 
 
 def trial_rows(trials: Sequence[Trial], wish: Wish) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ policy and prices give the same outcomes, bit for bit, for ties in time break by
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Final, assert_never
@@ -28,7 +28,7 @@ from loadtests.run import Cut, Finished, Meter, Outcome, Refused, ReplicaLoad, R
 from loadtests.sim_replica import STORE, Ended, Event, ReportDue, SimReplica
 from loadtests.sim_replica import listing as store_listing
 from loadtests.trace import Arrival, Trace
-from shared.ids import ReplicaId, RequestId
+from shared.ids import AdapterId, ReplicaId, RequestId
 from shared.messages import Tier
 
 TICK_S: Final = 0.001
@@ -46,15 +46,19 @@ def simulate(
     prices: Prices,
     faults: Sequence[Fault] = (),
     warm_up_s: float = 0.0,
+    stored: Iterable[AdapterId] = (),
     decided: Callable[[float, object], None] = lambda now, decision: None,
 ) -> Run:
-    """Run the whole trace; the policy must be new. It is left as the run leaves it. The fleet is up
-    `warm_up_s` before the trace begins: time to bring adapters, for who does so. `decided` hears
-    each decision and order in turn.
+    """Run the whole trace; the policy must be new. It is left as the run leaves it.
+
+    The fleet is up `warm_up_s` before the trace begins: time to bring adapters, for who does so.
+    `stored` are adapters beside those of the trace, which compete for host memory all the same.
+    `decided` hears each decision and order in turn.
     """
     if not trace or replicas < 1:
         raise ValueError("a simulation needs an arrival and a replica")
-    return _Simulation(trace, policy, replicas, prices, faults, warm_up_s, decided).run()
+    made = _Simulation(trace, policy, replicas, prices, faults, warm_up_s, decided)
+    return made.run(stored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +107,9 @@ class _Simulation:
         for fault in faults:
             self._push(begin_s + fault.at_s, None, fault)
 
-    def run(self) -> Run:
+    def run(self, stored: Iterable[AdapterId]) -> Run:
         # The fleet is there before its first request: reports are heard at time zero.
-        adapters = sorted({a.adapter for a in self._trace if a.adapter is not None})
+        adapters = sorted({*stored, *(a.adapter for a in self._trace if a.adapter is not None)})
         self._policy.listing(STORE, store_listing(adapters), 0.0)
         for name in self._first:
             self._join(name, 0.0)
