@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 from aiohttp import web
 from dns_server import SRV, DnsServer
-from scripted import DONE, Answer, ScriptedReplica, chunks, until
+from scripted import DONE, Answer, ScriptedReplica, chunks, started, until
 
 from gateway.discovery.service import LookupFailed, ServiceLookup
 from gateway.fleet_config import DiscoveryConfig, ServiceEntry, address_of
@@ -122,10 +121,7 @@ def test_a_nameserver_is_an_address_and_perhaps_a_port() -> None:
 
 async def test_a_scaled_service_is_followed_without_a_restart(fleet: Callable[..., Any]) -> None:
     one, two = ScriptedReplica("replica-0", ("tuned",)), ScriptedReplica("replica-1", ("late",))
-    async with DnsServer() as server, AsyncExitStack() as stack:
-        for replica in (one, two):
-            await replica.start()
-            stack.push_async_callback(replica.stop)
+    async with DnsServer() as server, started(one, two):
         server.pods = {"replica-0": ("127.0.0.1", one.port)}
         async with fleet(discovery=found_by(server)) as it:
             await until(lambda: up(it) == {"replica-0"})
@@ -157,8 +153,7 @@ async def test_no_answer_of_dns_takes_out_a_replica_that_reports(
     fleet: Callable[..., Any],
 ) -> None:
     one = ScriptedReplica("replica-0", ("tuned",))
-    await one.start()
-    async with DnsServer() as server:
+    async with DnsServer() as server, started(one):
         server.pods = {"replica-0": ("127.0.0.1", one.port)}
         async with fleet(discovery={**found_by(server), "forget_s": 0.3}) as it:
             await until(lambda: up(it) == {"replica-0"})
@@ -182,10 +177,7 @@ async def test_a_pod_that_comes_back_elsewhere_is_followed_and_moves_nothing(
         ScriptedReplica("replica-0", ("tuned",)),
         ScriptedReplica("replica-0", ("tuned",)),
     )
-    async with DnsServer() as server, AsyncExitStack() as stack:
-        for replica in (before, after):
-            await replica.start()
-            stack.push_async_callback(replica.stop)
+    async with DnsServer() as server, started(before, after):
         server.pods = {"replica-0": ("127.0.0.1", before.port)}
         async with fleet(discovery=found_by(server)) as it:
             await until(lambda: up(it) == {"replica-0"})
@@ -200,8 +192,7 @@ async def test_a_pod_that_comes_back_elsewhere_is_followed_and_moves_nothing(
 
 async def test_a_stream_that_runs_at_one_that_leaves_is_finished(fleet: Callable[..., Any]) -> None:
     one = ScriptedReplica("replica-0", ("tuned",))
-    await one.start()
-    async with DnsServer() as server:
+    async with DnsServer() as server, started(one):
         server.pods = {"replica-0": ("127.0.0.1", one.port)}
         async with fleet(discovery={**found_by(server), "forget_s": 0}) as it:
             await until(lambda: up(it) == {"replica-0"})

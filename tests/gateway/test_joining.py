@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from scripted import ScriptedReplica, second, until
+from scripted import ScriptedReplica, second, started, until
 
 from shared.wire import FLEET_TOKEN, JOIN_PATH
 
@@ -42,23 +42,24 @@ async def test_a_replica_joins_one_gateway_and_every_gateway_sends_requests_ther
     fleet: Callable[..., Any], tmp_path: Path
 ) -> None:
     one = ScriptedReplica("gpu-7", ("tuned",), token=TOKEN)
-    await one.start()
-    async with joinable(fleet) as it, second(it, tmp_path, token=TOKEN) as other:
+    async with (
+        started(one),
+        joinable(fleet) as it,
+        second(it, tmp_path, token=TOKEN) as other,
+    ):
         reply = await joins(it, id="gpu-7", url=one.url)
         assert (reply.status_code, reply.json()["lease_s"]) == (200, 15)
         await until(lambda: members(it.gateway) == members(other) == {"gpu-7": "up"})
         assert (await it.chat("tuned")).headers["x-loraplex-replica"] == "gpu-7"
         rows = await it.http.get("/admin/v1/replicas", headers={"authorization": f"Bearer {ADMIN}"})
         assert [row["found_by"] for row in rows.json()["data"]] == ["join"]
-    await one.stop()
 
 
 async def test_a_lease_that_ends_takes_out_nobody_who_reports_and_then_the_silent(
     fleet: Callable[..., Any],
 ) -> None:
     one = ScriptedReplica("gpu-7", token=TOKEN)
-    await one.start()
-    async with joinable(fleet, lease_s=1, forget_s=0) as it:
+    async with started(one), joinable(fleet, lease_s=1, forget_s=0) as it:
         await joins(it, id="gpu-7", url=one.url)
         await until(lambda: members(it.gateway) == {"gpu-7": "up"})
         found_by = it.gateway.members.found_by

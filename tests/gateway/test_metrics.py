@@ -12,7 +12,7 @@ import httpx
 import pytest
 from aiohttp import web
 from dns_server import SRV, DnsServer
-from scripted import Fleet, ScriptedReplica, fleet_of, until
+from scripted import Fleet, ScriptedReplica, fleet_of, started, until
 from stores import Relay
 
 from gateway.metrics import LABELS_MAX, Metrics, Names
@@ -138,8 +138,11 @@ async def test_every_declared_metric_moves(
 ) -> None:
     monkeypatch.setattr("gateway.fleet.fairness.WINDOW_S", 0.05)
     one, two = movers(tmp_path)
-    await two.start()
-    async with Relay(valkey_url, tmp_path / "relay") as relay, DnsServer() as dns:
+    async with (
+        started(two),
+        Relay(valkey_url, tmp_path / "relay") as relay,
+        DnsServer() as dns,
+    ):
         sections = {
             "placement": {"interval_s": 0.05},
             "health": {"failures": 2, "ejection_s": 0.2, "slow_start_s": 0},
@@ -172,4 +175,3 @@ async def test_every_declared_metric_moves(
             await it.chat("tuned")
             await until(lambda: not watched.look())
             await relay.mend()
-    await two.stop()

@@ -305,6 +305,16 @@ async def until(true: Callable[[], object], *, within_s: float = 5.0) -> None:
 
 
 @asynccontextmanager
+async def started(*replicas: ScriptedReplica) -> AsyncIterator[None]:
+    """They listen; afterwards they do not: uvloop waits for ever for a server left open."""
+    async with AsyncExitStack() as stack:
+        for replica in replicas:
+            await replica.start()
+            stack.push_async_callback(replica.stop)
+        yield
+
+
+@asynccontextmanager
 async def fleet_of(
     *replicas: ScriptedReplica,
     store: str,
