@@ -81,3 +81,5 @@ def configure(*, level: str = "INFO", **always: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    # What it says below that shows the bytes of what it could not read: it may be of a prompt.
+    logging.getLogger("aiohttp").setLevel(logging.INFO)

@@ -22,7 +22,7 @@ export function Adapters() {
     <${Deploy} done=${(name, version) => { setAwaited({ name, version }); setOpen(name); again(); }} />
     ${awaited && html`<${Coming} ...${awaited} one=${data.find((one) => one.adapter === awaited.name)} />`}
     <label class="row">Find <input type="search" value=${wanted} oninput=${(e) => setWanted(e.target.value)} /> <span class="quiet">${found.length} of ${data.length}</span></label>
-    ${chosen && html`<${Adapter} key=${chosen.adapter} one=${chosen} done=${(version) => { setAwaited({ name: chosen.adapter, version }); again(); }} />`}
+    ${chosen && html`<${Adapter} key=${chosen.adapter} one=${chosen} done=${(version) => { setAwaited(version && { name: chosen.adapter, version }); again(); }} />`}
     <p class="quiet">${Object.entries(MARK).map(([tier, mark]) => `${mark} ${SAID[tier]}`).join("   ")}</p>
     <${Table} label="Adapters" empty="No adapter here." rows=${found.slice(0, 500)} columns=${[
       ["adapter", (one) => html`<button class="link" aria-expanded=${one.adapter === open} onclick=${() => setOpen(one.adapter === open ? null : one.adapter)}>${one.adapter}</button>`],
@@ -73,6 +73,8 @@ function Adapter({ one, done }) {
       const now = await call("POST", `${path}/rollback`, { body: to ? { digest: to } : {}, etag: record.version });
       done(now.record.current);
     });
+  const remove = () => confirm(`Remove ${one.adapter} from the registry, and from the replicas it was loaded on?`)
+    && run(async () => { await call("DELETE", path, { etag: record.version }); done(null); });
   return html`<section class="card wide" aria-label="Adapter ${one.adapter}"><h3>${one.adapter}</h3>
     <${Problem} error=${error} />
     ${record ? html`
@@ -81,7 +83,8 @@ function Adapter({ one, done }) {
         ["added", (v) => when(v.created)], ["from", (v) => v.path || "–"], ["note", (v) => v.note || "–"],
         ["", (v) => v.digest !== record.current && html`<button disabled=${busy} onclick=${() => back(v.digest)}>Serve this</button>`],
       ]} />
-      ${record.previous && html`<button disabled=${busy} onclick=${() => back("")}>Roll back to ${digest(record.previous)}</button>`}`
+      <p class="row">${record.previous && html`<button disabled=${busy} onclick=${() => back("")}>Roll back to ${digest(record.previous)}</button>`}
+        <button class="danger" disabled=${busy} onclick=${remove}>Remove</button></p>`
     : html`<p class="quiet">The replicas serve it; it has no record, so it has no versions to go back to.</p>`}
   </section>`;
 }

@@ -49,7 +49,8 @@ export function Plot({ title, unit, times, series }) {
   const data = [times, ...names.map((name) => series[name])];
   useEffect(() => {
     // Asked at each drawing: the colours of the page change with the reader's scheme.
-    const ink = { stroke: () => getComputedStyle(place.current).color, grid: { stroke: () => getComputedStyle(place.current).borderTopColor, width: 1 } };
+    const style = () => getComputedStyle(place.current.parentElement);
+    const ink = { stroke: () => style().color, grid: { stroke: () => style().borderTopColor, width: 1 } };
     plot.current = new uPlot({
       title: unit ? `${title}, ${unit}` : title, width: width(), height: 190, legend: { live: false },
       axes: [{ ...ink, space: 90, values: (_, ticks) => ticks.map(clock) }, { ...ink, size: 56, incrs: unit ? undefined : WHOLE, values: (_, ticks) => ticks.map(short) }],

@@ -148,6 +148,9 @@ def test_an_adapter_is_deployed_seen_to_arrive_and_rolled_back(
     form.get_by_role("button", name="Deploy").click()
     status.get_by_text("nobody was not taken. replica-").wait_for()
     shot(page, "refused")
+    page.once("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("region", name="Adapter nobody").get_by_role("button", name="Remove").click()
+    page.get_by_role("button", name="nobody").wait_for(state="detached")
 
 
 def served(fleet: RunningFleet, model: str) -> str:

@@ -87,12 +87,12 @@ async def test_a_kept_connection_that_was_dead_is_no_attempt(
 async def test_who_is_refused_or_leaves_ends_in_the_stage_it_had_come_to(
     fleet: Any, collector: Collector
 ) -> None:
-    one = ScriptedReplica("replica-0", capacity=1)
-    limits = Limits(requests_per_min=2)
+    one = ScriptedReplica("replica-0", capacity=1)  # the gateway gives it two
+    limits = Limits(requests_per_min=3)
     async with fleet(one, limits=limits, **traced(collector)) as it:
         one.answer = one.freezes
-        held = asyncio.ensure_future(post(it, {}))
-        await until(lambda: it.gateway.pump.dispatcher.in_flight == 1)
+        held = [asyncio.ensure_future(post(it, {})) for _ in range(2)]
+        await until(lambda: it.gateway.pump.dispatcher.in_flight == 2)
         waits = asyncio.ensure_future(post(it))
         await until(lambda: it.gateway.pump.dispatcher.queued == 1)
         waits.cancel()
@@ -105,7 +105,8 @@ async def test_who_is_refused_or_leaves_ends_in_the_stage_it_had_come_to(
         assert names(refused)[1:] == ["admit"]
         assert refused[0].about["error.type"] == "quota"
         assert refused[0].about["loraplex.outcome"] == "refused"
-        held.cancel()
+        for each in held:
+            each.cancel()
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "by the framework"])

@@ -23,7 +23,7 @@ NEEDS_CLI = pytest.mark.skipif(CLI is None, reason="no valkey-cli (Debian: redis
 
 def said(heading: str, kind: str) -> str:
     """The one code block of that kind under a heading of the text."""
-    part = README.split(f"\n### {heading}\n")[1].split("\n#")[0]
+    part = README.split(f"\n### {heading}\n")[1].split("\n##")[0]
     [block] = re.findall(rf"```{kind}\n(.*?)```", part, re.DOTALL)
     return str(block)
 
