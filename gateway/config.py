@@ -190,7 +190,7 @@ class QueueConfig(Settings):
     output_weight: float = Field(2, gt=0)
     """Fair-queue cost of an output token."""
     warm_wait_s: float = Field(0.5, ge=0)
-    """How long a request may wait for a replica that has its adapter while others pass it."""
+    """How long a request may wait for one that has its adapter; four times that if all are full."""
 
 
 class ForwardConfig(Settings):
