@@ -137,7 +137,7 @@ class QueueConfig(Settings):
     output_weight: float = Field(2, gt=0)
     """Fair-queue cost of an output token."""
     warm_wait_s: float = Field(0.5, ge=0)
-    """How long a request may wait for a replica that has its adapter while others pass it."""
+    """How long a request may wait for one that has its adapter; four times that if all are full."""
     reserve_share: float = Field(0.05, ge=0, le=0.5)
     """Of each replica's places (one at least, of 8 or more), kept for tenants that hold less than
     half of their fair share: they need not wait for the next to come free. 0: none are kept..."""

@@ -2,9 +2,10 @@
 
 A dispatcher as the gateway makes it, with `--replicas` replicas of 16 places and 16 slots on one
 store of `--adapters` adapters. Each adapter is in host memory (the first at each replica in a slot)
-of its first replica on the ring, the most popular ones of their first eight; `--load` of all places
-are taken by requests for adapters drawn by Zipf 1.1. Then, one by one and with the fleet kept at
-that load, microseconds of one core:
+of its first replica on the ring, the most popular ones of their first eight. Requests for adapters
+drawn by Zipf 1.1 are sent, as many as `--load` of all places; those that would have to wait are
+left out, and `in_flight` says how many run. Then, one by one and with that many kept in flight,
+microseconds of one core:
 
     place     the production path of a request that need not wait: the router's pick, its count, its
               tenant's charge
@@ -160,7 +161,7 @@ def _clock_us(reads: int = 10_000) -> float:
 def main(
     replicas: Annotated[int, typer.Option(min=1, help="Of the fleet.")] = 1000,
     adapters: Annotated[int, typer.Option(min=1, help="In its store.")] = 100_000,
-    load: Annotated[float, typer.Option(min=0, max=1, help="Part of the places taken.")] = 0.75,
+    load: Annotated[float, typer.Option(min=0, max=1, help="Sent before, of all places.")] = 0.75,
     decisions: Annotated[int, typer.Option(min=1, help="Measured, each way.")] = 20_000,
     seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 1,
     output: Annotated[Path | None, typer.Option("-o", help="JSON file.")] = None,
