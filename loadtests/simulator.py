@@ -13,9 +13,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Final, assert_never
+from typing import Final, NamedTuple, assert_never
 
 from gateway.core import decisions as gateway
 from gateway.core.decisions import Dispatch, Evict, Reject
@@ -34,8 +33,7 @@ from shared.messages import Tier
 TICK_S: Final = 0.001
 """A timer of the live gateway is not finer than this."""
 
-_SAMPLE_S: Final = 0.1
-"""Between two looks at the balance of the fleet."""
+_SAMPLE_S: Final = 0.1  # between two looks at the balance of the fleet
 
 
 def simulate(
@@ -61,13 +59,11 @@ def simulate(
     return made.run(stored)
 
 
-@dataclass(frozen=True, slots=True)
-class _Wake:
+class _Wake(NamedTuple):
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Sample:
+class _Sample(NamedTuple):
     pass
 
 
