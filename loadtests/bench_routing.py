@@ -2,13 +2,14 @@
 
 A dispatcher as the gateway makes it, with `--replicas` replicas of 16 places and 16 slots on one
 store of `--adapters` adapters. Each adapter is in host memory (the first at each replica in a slot)
-of its first replica on the ring, the most popular ones of their first eight. Requests for adapters
-drawn by Zipf 1.1 are sent, as many as `--load` of all places; those that would have to wait are
-left out, and `in_flight` says how many run. Then, one by one and with that many kept in flight,
-microseconds of one core:
+of its first replicas on the ring: as many as would be half full of its requests, as the planner
+has it, up to REACH. Requests for adapters drawn by Zipf 1.1 are sent, as many as `--load` of all
+places; those that would have to wait are left out, and `in_flight` says how many run. Then, one by
+one and with that many kept in flight, microseconds of one core:
 
     place     the production path of a request that need not wait: the router's pick, its count, its
               tenant's charge
+    refused   the same of one that has to wait: it is told so, and takes the queue's path
     finish    the end of another, which keeps the load where it is
 
     zipf      adapters drawn as the load was: the usual ones are remembered, in the ring's memory
@@ -17,13 +18,13 @@ microseconds of one core:
               price of a cold look
 
 The clock is read twice a call, which is in the figures (`clock_us`). The collector of cycles is set
-as the gateway sets it (gateway/app.py). Refused ones are counted, and their time too: the queue's
-own path begins there.
+as the gateway sets it (gateway/app.py).
 """
 
 from __future__ import annotations
 
 import gc
+import math
 from bisect import bisect_left
 from itertools import accumulate
 from pathlib import Path
@@ -55,7 +56,10 @@ class Bench:
         self._dice = Random(seed)
         self._names = [AdapterId(f"adapter-{number}") for number in range(adapters)]
         self._ranks = list(accumulate(rank**-_SKEW for rank in range(1, adapters + 1)))
-        self._core = _fleet(config, replicas, self._names)
+        shares = [rank**-_SKEW / self._ranks[-1] for rank in range(1, adapters + 1)]
+        half_full = load * replicas * _PLACES / (_PLACES / 2)
+        owners = [max(1, math.ceil(share * half_full)) for share in shares]
+        self._core = _fleet(config, replicas, dict(zip(self._names, owners, strict=True)))
         self._asked = 0
         self._flying: list[RequestId] = []
         for _ in range(int(load * replicas * _PLACES)):
@@ -76,22 +80,24 @@ class Bench:
 
     def measure(self, adapters: list[AdapterId]) -> dict[str, Any]:
         core, flying = self._core, self._flying
-        places_s: list[float] = []
+        placed_s: list[float] = []
+        refused_s: list[float] = []
         ends_s: list[float] = []
         for adapter in adapters:
             arrival = self._arrival(adapter)
             begun = perf_counter()
             dispatch = core.place(arrival, 0.0)
-            places_s.append(perf_counter() - begun)
+            took_s = perf_counter() - begun
             if dispatch is None:
+                refused_s.append(took_s)
                 continue
+            placed_s.append(took_s)
             at = int(self._dice.random() * len(flying))
             ended, flying[at] = flying[at], arrival.request
             begun = perf_counter()
             core.finish(ended, None, None, 0.0)
             ends_s.append(perf_counter() - begun)
-        refused = len(places_s) - len(ends_s)
-        return {"place_us": _us(places_s), "finish_us": _us(ends_s), "refused": refused}
+        return {"place": _us(placed_s), "refused": _us(refused_s), "finish": _us(ends_s)}
 
     def _arrival(self, adapter: AdapterId) -> Arrival:
         self._asked += 1
@@ -99,15 +105,16 @@ class Bench:
         return Arrival(RequestId(str(self._asked)), tenant, 1.0, adapter, 100, 100)
 
 
-def _fleet(config: GatewayConfig, replicas: int, adapters: list[AdapterId]) -> Dispatcher:
+def _fleet(config: GatewayConfig, replicas: int, adapters: dict[AdapterId, int]) -> Dispatcher:
+    """Adapters with how many own each."""
     core, ring = dispatcher_of(config), AdapterRing(vnodes=config.router.vnodes)
     owned: dict[ReplicaId, list[AdapterState]] = {
         ReplicaId(f"replica-{number}"): [] for number in range(replicas)
     }
     for name in owned:
         ring.add(name)
-    for rank, adapter in enumerate(adapters):
-        for name in ring.near(adapter)[: 8 if rank < replicas else 1]:
+    for adapter, owners in adapters.items():
+        for name in ring.near(adapter)[:owners]:
             if len(owned[name]) < _HOST:
                 tier = Tier.GPU if len(owned[name]) < _PLACES else Tier.HOST
                 owned[name].append(_state(adapter, tier))
@@ -143,11 +150,12 @@ def _report(name: ReplicaId, states: list[AdapterState]) -> ReplicaReport:
 
 
 def _us(seconds: list[float]) -> dict[str, float]:
-    told = summarise(seconds)
+    told = summarise(seconds or [0.0])
     return {
-        "mean": round(told.mean * 1e6, 2),
-        "p50": round(told.p50 * 1e6, 2),
-        "p99": round(told.p99 * 1e6, 2),
+        "count": len(seconds),
+        "mean_us": round(told.mean * 1e6, 2),
+        "p50_us": round(told.p50 * 1e6, 2),
+        "p99_us": round(told.p99 * 1e6, 2),
     }
 
 
@@ -161,7 +169,7 @@ def _clock_us(reads: int = 10_000) -> float:
 def main(
     replicas: Annotated[int, typer.Option(min=1, help="Of the fleet.")] = 1000,
     adapters: Annotated[int, typer.Option(min=1, help="In its store.")] = 100_000,
-    load: Annotated[float, typer.Option(min=0, max=1, help="Sent before, of all places.")] = 0.75,
+    load: Annotated[float, typer.Option(min=0, max=1, help="Sent before, of all places.")] = 0.25,
     decisions: Annotated[int, typer.Option(min=1, help="Measured, each way.")] = 20_000,
     seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 1,
     output: Annotated[Path | None, typer.Option("-o", help="JSON file.")] = None,

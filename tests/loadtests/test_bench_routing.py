@@ -11,6 +11,6 @@ def test_a_decision_is_timed_on_a_fleet_that_stays_at_its_load() -> None:
     assert 0 < before <= 32
     told = bench.measure([bench.popular() for _ in range(50)])
     assert bench.in_flight == before
-    assert 0 < told["place_us"]["p50"] <= told["place_us"]["p99"]
-    assert told["finish_us"]["mean"] > 0
-    assert 0 <= told["refused"] < 50
+    assert told["place"]["count"] + told["refused"]["count"] == 50
+    assert 0 < told["place"]["p50_us"] <= told["place"]["p99_us"]
+    assert told["finish"]["count"] == told["place"]["count"]
