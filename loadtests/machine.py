@@ -35,7 +35,7 @@ class Machine:
     step_tokens_max: int = 512
     step_s: float = 0.0047
     row_s: float = 0.000024
-    prompt_token_s: float = 0.000021
+    prompt_token_s: float = 0.000031
     adapter_s: float = 0.000026
     padded: int = 0  # 1: a slot takes what the highest rank would (vLLM); 0: its adapter's own
     replica_per_hour: float = 3.0

@@ -75,13 +75,13 @@ class Forwarder:
         token: str,
         metrics: Metrics,
         timeouts: Mapping[ReplicaId, Timeouts],
-        dialects: Mapping[ReplicaId, Dialect] | None = None,
+        dialects: Mapping[ReplicaId, Dialect],
         clock: Clock = monotonic,
     ) -> None:
         self._upstreams = upstreams
         self._config = config
         self._timeouts = timeouts
-        self._dialects = dialects or {}
+        self._dialects = dialects
         self._budget = RetryBudget(
             share=config.retry_share, floor=config.retry_floor, window_s=config.retry_window_s
         )

@@ -34,4 +34,7 @@ def refusal(status: int, payload: dict[str, Any] | None) -> dict[str, Any] | Non
         "param": param if isinstance(param, str) else None,
         "code": code if isinstance(code, str) and not code.isdecimal() else None,
     }
-    return {"error": mended if told is payload else told | mended}
+    if told is payload:
+        return {"error": mended}
+    sound = all(told[key] == mended[key] for key in mended if key in told) and "type" in told
+    return payload if sound else {"error": told | mended}

@@ -301,7 +301,7 @@ async def test_of_several_gateways_one_at_a_time_acts_on_a_server(
             server.fault = "vLLM does not yet support DoRA."
             await one.registry.adapter_version("dora", AdapterVersion(ONE, "/p/dora"))
             told = {"dora": server.fault}
-            places = [gateway._places[ReplicaId("one")] for gateway in both]
+            places = [gateway.members._places[ReplicaId("one")] for gateway in both]
             await until(lambda: all(place.failures == told for place in places), within_s=20)
     assert max(at_once) == 2, "what one gateway does at a time, however many there are"
 

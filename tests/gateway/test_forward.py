@@ -165,7 +165,7 @@ async def test_a_frozen_replica_is_left_when_its_reports_stop(fleet) -> None:
 # What passes as it is ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("status", [400, 404, 413, 422, 500])
+@pytest.mark.parametrize("status", [400, 413, 422, 500])
 async def test_an_openai_error_of_the_replica_passes_untouched(fleet, status: int) -> None:
     async with fleet(*pair(answers(status, ERROR))) as it:
         for stream in (False, True):
