@@ -12,13 +12,12 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 import uvloop
 
 from replica.config import ReplicaConfig
-from replica.engine.model_config import BadBase
 from shared import logs, settings
 from shared.tracing import require_exporter
 
@@ -85,8 +84,6 @@ def main(
         replica = _make(config, given)
     except settings.BadSettings as error:
         _give_up(str(error), 2)
-    except BadBase as error:
-        _give_up(str(error), 1)
     uvloop.run(_serve(replica))
     logging.shutdown()
     # Nothing is left to do, but a thread may still wait for a store that does not answer.
@@ -99,12 +96,17 @@ def _make(path: Path | None, flags: dict[str, Any]) -> Replica:
     logs.configure(level=config.log_level, replica=config.name)
     if config.spin:
         os.environ["GOMP_SPINCOUNT"] = _SPINS  # read when torch is loaded, before OMP_WAIT_POLICY
-    from replica.app import Replica  # takes seconds, which help and bad settings need not
+    # These take seconds, which help and bad settings need not.
+    from replica.app import Replica
+    from replica.engine.model_config import BadBase
 
-    return Replica(config)
+    try:
+        return Replica(config)
+    except BadBase as error:
+        _give_up(str(error), 1)
 
 
-def _give_up(why: str, code: int) -> Any:
+def _give_up(why: str, code: int) -> NoReturn:
     sys.stderr.write(f"replica: {why}\n")
     raise typer.Exit(code)
 

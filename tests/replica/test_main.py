@@ -136,3 +136,9 @@ def test_help_has_an_example_and_the_example_config_loads(tmp_path: Path) -> Non
         assert flag in run.stdout
     run = subprocess.run(_command("--example-config"), capture_output=True, text=True, check=True)
     assert yaml.safe_load(run.stdout)["max_loras"] == 4
+
+
+def test_torch_is_loaded_after_the_settings_are_read() -> None:
+    """OpenMP reads how its threads wait when it is loaded, and `--help` need not wait for it."""
+    check = "import sys, replica.__main__; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check]).returncode == 0
