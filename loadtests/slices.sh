@@ -14,7 +14,7 @@ cd "$(dirname "$0")/.."
 mkdir -p "$out"
 
 # One replica is an H200 with Llama-3.1-8B in bfloat16: steps as `loraplex bench engine` measured
-# them (results/h200-engine.json), 84 MB an adapter, copied in 4 ms and read from a disk in 150 ms.
+# them (an earlier results/h200-engine.json; today's has 0.031 ms a prompt token), 84 MB an adapter, copied in 4 ms and read from a disk in 150 ms.
 h200="--price step_s=0.0047 --price row_s=0.000024 --price prompt_token_s=0.000021
   --price adapter_s=0.000026 --price host_load_s=0.0042 --price disk_load_s=0.15
   --price pages=50000"

@@ -178,6 +178,17 @@ async def test_an_openai_error_of_the_replica_passes_untouched(fleet, status: in
         assert row["failed" if status >= 500 else "refused"] == 2
 
 
+async def test_a_404_for_an_adapter_is_our_own_once_every_replica_was_asked(fleet) -> None:
+    """It has lost the adapter; its own words may name what is others'."""
+    async with fleet(*pair(answers(404, ERROR))) as it:
+        answer = await it.chat("shout")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+        assert ERROR["error"]["message"] not in answer.text
+        assert [len(one.received) for one in it.replicas] == [1, 1]
+        (row,) = await it.usage()
+        assert (row["requests"], row["refused"]) == (1, 1)
+
+
 @pytest.mark.parametrize(
     ("status", "body"),
     [
