@@ -5,9 +5,11 @@
 
 A batch of n is n streamed greedy completions of exactly `--tokens` tokens that start together; with
 adapters they take turns. With `--peft` transformers and PEFT do the same work in lock-step and
-without HTTP (replica/demo/lockstep.py), each round right after ours, so that both meet the same
-neighbours. Speed is what a quiet machine shows; CPU a token holds on a busy one. `foreign` is the
-share of the machine's CPU that neither side nor this program took.
+without HTTP (replica/demo/lockstep.py), and with `--vllm` vLLM's CPU build serves the base alone,
+with no adapters enabled, through HTTP: each round right after ours, so that all meet the same
+neighbours. Lent machines differ from hour to hour, so figures compare within one run. Speed is what
+a quiet machine shows; CPU a token holds on a busy one. `foreign` is the share of the machine's CPU
+that neither side nor this program took.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ import typer
 import uvloop
 
 from loadtests.bench.process import busy_s, cpu_s, program, require_proc
+from loadtests.vllm_cpu import serving
 
 _BASE: Final = "base"
 _PROMPTS: Final = (
@@ -47,7 +50,7 @@ _PROMPTS: Final = (
 class Figures:
     """One batch of one side."""
 
-    side: str  # loraplex or peft
+    side: str  # loraplex, peft or vllm
     adapters: int  # 0: the base alone
     batch: int
     tokens: int
@@ -77,6 +80,10 @@ def main(
         bool, typer.Option("--spin", help="Our threads spin: a quiet machine.")
     ] = False,
     peft: Annotated[bool, typer.Option("--peft", help="Measure PEFT beside it.")] = False,
+    vllm: Annotated[
+        Path | None,
+        typer.Option(help="Python that has vllm-cpu (`make test-vllm`): measure it beside it."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Also add the figures there, as JSON.")] = None,
 ) -> None:
     require_proc()
@@ -92,7 +99,7 @@ def main(
                 file.write(orjson.dumps(body, option=orjson.OPT_APPEND_NEWLINE))
 
     bench = Bench(base, adapters, model, tokens, many, tell, spin=spin)
-    uvloop.run(bench.measure(batch, rounds, peft=peft))
+    uvloop.run(bench.measure(batch, rounds, peft=peft, vllm=vllm))
     print(f"{'':10}{'adapters':>9}{'batch':>6}{'tokens/s':>10}{'CPU ms/token':>14}{'foreign':>9}")
     for rows in _alike(found):
         first = rows[0]
@@ -110,6 +117,15 @@ def _alike(found: list[Figures]) -> list[list[Figures]]:
     for row in found:
         rounds.setdefault((row.adapters, row.batch, row.side), []).append(row)
     return [rows for _, rows in sorted(rounds.items())]
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    """One of those that are measured through HTTP."""
+
+    side: str
+    pid: int
+    http: aiohttp.ClientSession
 
 
 class Bench:
@@ -131,7 +147,9 @@ class Bench:
         self._tell = tell
         self._spin = spin
 
-    async def measure(self, batches: list[int], rounds: int, *, peft: bool) -> None:
+    async def measure(
+        self, batches: list[int], rounds: int, *, peft: bool, vllm: Path | None = None
+    ) -> None:
         flags = {
             "--base": self._base,
             "--adapters": self._adapters,
@@ -142,21 +160,33 @@ class Bench:
         words = [str(word) for flag in flags.items() for word in flag]
         words += ["--spin"] if self._spin else []
         async with contextlib.AsyncExitStack() as stack:
+
+            async def reached(side: str, pid: int, url: str) -> _Server:
+                http = await stack.enter_async_context(aiohttp.ClientSession(url))
+                return _Server(side, pid, http)
+
             pid, (url,) = await stack.enter_async_context(program("replica", *words))
-            http = await stack.enter_async_context(aiohttp.ClientSession(url))
+            ours = await reached("loraplex", pid, url)
+            base_only = None
+            if vllm is not None:
+                theirs = serving(vllm, self._base, _BASE, batch=max(batches))
+                pid, url = await stack.enter_async_context(theirs)
+                base_only = await reached("vllm", pid, url)
             beside = await stack.enter_async_context(self._lockstep()) if peft else None
             for models in ([], self._models):
-                await self._ours(http, pid, models, len(models) or 1)  # warm: adapters in slots
+                await self._served(ours, models, len(models) or 1)  # warm: adapters in slots
+            if base_only is not None:
+                await self._served(base_only, [], max(batches))
             for _ in range(rounds):
                 for models in ([], self._models):
                     for batch in batches:
-                        self._tell(await self._ours(http, pid, models, batch))
+                        self._tell(await self._served(ours, models, batch))
+                        if base_only is not None and not models:
+                            self._tell(await self._served(base_only, models, batch))
                         if beside is not None:
                             self._tell(await self._theirs(beside, models, batch))
 
-    async def _ours(
-        self, http: aiohttp.ClientSession, pid: int, models: list[str], batch: int
-    ) -> Figures:
+    async def _served(self, server: _Server, models: list[str], batch: int) -> Figures:
         bodies = [
             {
                 "model": models[i % len(models)] if models else _BASE,
@@ -169,13 +199,14 @@ class Bench:
             }
             for i in range(batch)
         ]
-        before, ours, mine = busy_s(), cpu_s(pid), cpu_s(os.getpid())
+        before, theirs, mine = busy_s(), cpu_s(server.pid), cpu_s(os.getpid())
         began = time.perf_counter()
-        drawn = await asyncio.gather(*[_complete(http, body) for body in bodies])
+        drawn = await asyncio.gather(*[_complete(server.http, body) for body in bodies])
         wall = time.perf_counter() - began
         assert drawn == [self._tokens] * batch, drawn
-        used, mine = cpu_s(pid) - ours, cpu_s(os.getpid()) - mine
-        return self._figures("loraplex", models, batch, wall, used, used + mine, busy_s() - before)
+        used = cpu_s(server.pid) - theirs
+        mine = cpu_s(os.getpid()) - mine
+        return self._figures(server.side, models, batch, wall, used, used + mine, busy_s() - before)
 
     async def _theirs(
         self, lockstep: asyncio.subprocess.Process, models: list[str], batch: int
