@@ -145,13 +145,14 @@ class PagePool:
 
     def known(self, names: Sequence[bytes]) -> int:
         """How long a table `hold` would find."""
+        if self.window is None:
+            gaps = (at for at, name in enumerate(names) if name not in self._named)
+            return next(gaps, len(names))
         found = run = 0
         for at, name in enumerate(names, start=1):
             run = run + 1 if name in self._named else 0
             if run + self.passed(at * self.page_tokens) >= at:
                 found = at
-            elif self.window is None:
-                break
         return found
 
     def distrust(self, names: Iterable[bytes]) -> None:

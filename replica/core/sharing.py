@@ -65,7 +65,7 @@ class Sharing:
         if full > entry.published and entry.names is not None and entry.table.pages:
             names = entry.names.first(full, entry.seq)[entry.published :]
             for page, name in zip(entry.table.pages[entry.published :], names, strict=False):
-                if page != RELEASED:  # a step long ago, of a driver that plans ahead
+                if page != RELEASED:  # passed before the step was known, by who plans ahead
                     self._pool.name(page, name)
             self._no_longer(entry, names)
             entry.published = full
