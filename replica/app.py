@@ -221,20 +221,22 @@ def _engine(
     downloads: ThreadPoolExecutor,
     merged: HostAdapter | None,
 ) -> Engine:
-    pool = PagePool(pages=config.pages, page_tokens=config.page_tokens)
-    longest = config.max_model_len or _longest(config, model)
+    pool = _pool(config, model)
+    half = pool.pages if config.merged else pool.pages // 2  # the other half is for adapters
+    limit, step = model.max_position_embeddings, config.max_step_tokens
+    longest = config.max_model_len or pool.longest(limit, step, half)
     cache = AdapterCache(
         slots=config.max_loras,
         host_max=config.max_cpu_loras,
         host_bytes=config.host_bytes,
         pool=pool,
-        pages_max=pool.pages - pool.pages_for(longest),
+        pages_max=pool.pages - pool.most_for(longest, step),
     )
     scheduler = Scheduler(
         pool=pool,
         cache=cache,
         max_running=config.max_running,
-        max_step_tokens=config.max_step_tokens,
+        max_step_tokens=step,
         eos_ids=model.eos_token_ids,
         max_model_len=longest,
         mixed_step_ratio=config.mixed_step_ratio,
@@ -265,11 +267,8 @@ def _engine(
     )
 
 
-def _longest(config: ReplicaConfig, model: ModelConfig) -> int:
-    """Tokens of the longest sequence: the base's own limit, or half the pool, so that adapters have
-    the other half however long a sequence grows. A merged replica has no adapters in pages."""
-    pages = config.pages if config.merged else config.pages // 2
-    return min(model.max_position_embeddings, pages * config.page_tokens)
+def _pool(config: ReplicaConfig, model: ModelConfig) -> PagePool:
+    return PagePool(pages=config.pages, page_tokens=config.page_tokens, window=model.window)
 
 
 def _check(config: ReplicaConfig, model: ModelConfig) -> None:
@@ -292,7 +291,9 @@ def _check(config: ReplicaConfig, model: ModelConfig) -> None:
     except ValueError as fault:
         faults.append(str(fault))
     if config.max_model_len is not None:
-        limit = min(model.max_position_embeddings, config.pages * config.page_tokens)
+        limit = _pool(config, model).longest(
+            model.max_position_embeddings, config.max_step_tokens, config.pages
+        )
         if config.max_model_len > limit:
             faults.append(f"max_model_len: base and pages allow {limit}")
     if faults:

@@ -71,7 +71,8 @@ class ReplicaConfig(Settings):
     its first token."""
     max_model_len: int | None = Field(None, ge=2)
     """Tokens of prompt and output together. Pages for one such sequence are never given to
-    adapters; null takes the base's own limit, or half the pages where that is less."""
+    adapters; null takes the base's own limit, or what half the pages hold where that is less. A
+    base with a sliding window in every layer holds a window of it at a time."""
     page_tokens: int = Field(16, ge=1)
     """Tokens whose keys and values fill one page of the pool."""
     pages: int = Field(512, ge=2)

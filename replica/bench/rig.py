@@ -77,7 +77,9 @@ class Rig:
         """Empty slots and pages; adapters are in host memory, and may have `pages_max` together."""
         for slot in range(self._slots):
             self.runner.clear(slot)
-        self.pool = PagePool(pages=self._pages, page_tokens=self._page_tokens)
+        self.pool = PagePool(
+            pages=self._pages, page_tokens=self._page_tokens, window=self.config.window
+        )
         self.cache = AdapterCache(
             slots=max(1, self._slots),
             host_max=max(1, len(self._ranks)),

@@ -23,7 +23,7 @@ def audit(
     assert len(here) == len(running) + len(waiting), "it runs and waits"
     orders = [entry.order for entry in running]
     assert orders == sorted(orders), "running is out of order"
-    tables = [entry.table.pages for entry in here.values()]
+    tables = [entry.table.held for entry in here.values()]
     pool.check([*tables, *cache.holdings()])
     for entry in here.values():
         entry.check(pool.page_tokens)

@@ -10,6 +10,14 @@ of keys that may be wanted again (`prefix.py` says how they are named), or it is
   pages first, then cached ones, the least recently held first. After every sequence has ended and
   every adapter has left, all pages are available.
 - Allocation is all or nothing, so a caller that is told no holds nothing it must give back.
+- Where the base has a `window` of w tokens, a token at position p sees those at p - w < j <= p. So
+  a sequence whose next token stands at p has no use for the pages that end at or before
+  p + 1 - w: it gives them back, they are cached or free as any, and RELEASED stands in their
+  places. It holds pages for the window, for the tokens of one step and one page more, however
+  long it runs. The window must be that of every layer: a base in which some layers see everything
+  (Qwen2's `max_window_layers`) has none here, and keeps all.
+- What is found by name is as much of a beginning as there is, and of its pages those that the next
+  token sees: a name says all that was before, so earlier pages may be gone.
 
 Freed pages are handed out again last in, first out: the ones that were touched last are the ones
 most likely still in a processor's cache. Who asks for cold ones gets those that were freed first:
@@ -20,16 +28,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Final
+
+RELEASED: Final = -1
+"""In a block table, where a page was given back. No kernel may index with it."""
 
 
 class PagePool:
     """Page ids only; the memory behind them is the engine's."""
 
-    def __init__(self, *, pages: int, page_tokens: int) -> None:
-        if pages < 1 or page_tokens < 1:
-            raise ValueError(f"a pool needs pages and tokens in them: {pages=}, {page_tokens=}")
+    def __init__(self, *, pages: int, page_tokens: int, window: int | None = None) -> None:
+        """`window`: how many tokens a token sees, itself included, in every layer."""
+        if pages < 1 or page_tokens < 1 or (window is not None and window < 1):
+            raise ValueError(
+                f"a pool needs pages, tokens in them and in a window: {pages=}, {page_tokens=}, "
+                f"{window=}"
+            )
         self.pages = pages
         self.page_tokens = page_tokens
+        self.window = window
         self.headroom = 0  # pages that running sequences may want next: starts and loads leave them
         self._free = list(range(pages - 1, -1, -1))
         self._holders = [0] * pages
@@ -51,12 +68,28 @@ class PagePool:
     def cached(self) -> int:
         return len(self._cached)
 
-    @property
-    def capacity_tokens(self) -> int:
-        return self.pages * self.page_tokens
-
     def pages_for(self, tokens: int) -> int:
         return -(-tokens // self.page_tokens)
+
+    def passed(self, position: int) -> int:
+        """How many pages no token from `position` on sees: the first ones."""
+        return 0 if self.window is None else max(0, position + 1 - self.window) // self.page_tokens
+
+    def most_for(self, tokens: int, step: int) -> int:
+        """Pages that a sequence of so many tokens holds at most, fed up to `step` at a time."""
+        whole = self.pages_for(tokens)
+        return whole if self.window is None else min(whole, self._span(self.window, step))
+
+    def reach(self, start: int, end: int, step: int) -> int:
+        """Up to which token a sequence of `end` has pages while it is fed those from `start` on:
+        up to the last, or so that it holds as many as it ever will."""
+        if self.window is None:
+            return end
+        return min(end, (self.passed(start) + self._span(self.window, step)) * self.page_tokens)
+
+    def longest(self, wanted: int, step: int, pages: int) -> int:
+        """Tokens of the longest sequence, up to `wanted`, that so many pages can hold."""
+        return wanted if self.most_for(wanted, step) <= pages else pages * self.page_tokens
 
     def allocate(self, n: int, *, cold: bool = False) -> list[int] | None:
         """n pages that nobody else holds, or None and nothing taken."""
@@ -100,26 +133,38 @@ class PagePool:
             self._named[name], self._names[page] = page, name
 
     def hold(self, names: Sequence[bytes]) -> list[int]:
-        """The pages of the longest run of known names, each with one holder more."""
-        found: list[int] = []
+        """A table of the longest beginning that is known. Of its pages those that the token after
+        them sees have one holder more; the others are RELEASED."""
+        found = self.known(names)
+        passed = self.passed(found * self.page_tokens)
+        pages = [self._named[name] for name in names[passed:found]]
+        for page in pages:
+            self._cached.pop(page, None)  # it is there while nobody holds it
+            self._holders[page] += 1
+        return [RELEASED] * passed + pages
+
+    def known(self, names: Sequence[bytes]) -> int:
+        """How long a table `hold` would find."""
+        if self.window is None:
+            gaps = (at for at, name in enumerate(names) if name not in self._named)
+            return next(gaps, len(names))
+        found = run = 0
+        for at, name in enumerate(names, start=1):
+            run = run + 1 if name in self._named else 0
+            if run + self.passed(at * self.page_tokens) >= at:
+                found = at
+        return found
+
+    def distrust(self, names: Iterable[bytes]) -> None:
+        """What these pages hold may be wrong: nobody is to find it by name any more."""
         for name in names:
             page = self._named.get(name)
             if page is None:
-                break
-            self._cached.pop(page, None)  # it is there while nobody holds it
-            self._holders[page] += 1
-            found.append(page)
-        return found
-
-    def known(self, names: Sequence[bytes]) -> int:
-        """How many pages `hold` would find."""
-        return next((at for at, name in enumerate(names) if name not in self._named), len(names))
-
-    def distrust(self, pages: Iterable[int]) -> None:
-        """What is in these held pages may be wrong: nobody is to find it by name any more."""
-        for page in pages:
-            assert self._is_held(page), f"nobody holds page {page}"
+                continue
             self._forget(page)
+            if page in self._cached:
+                del self._cached[page]
+                self._free.append(page)
 
     def check(self, holdings: Iterable[Iterable[int]] | None = None) -> None:
         """`holdings`, where given: all the pages of each holder."""
@@ -130,13 +175,16 @@ class PagePool:
         every = sorted([*free, *held, *cached])
         assert every == list(range(self.pages)), "a page is lost, or two things at once"
         assert {page: name for name, page in self._named.items()} == self._names
-        assert cached <= self._names.keys(), "cached, yet nobody could find it"
-        assert free.isdisjoint(self._names), "free, yet it can be found"
+        assert cached <= self._names.keys() <= cached | held, "named, yet nobody's"
         if holdings is not None:
             holders = Counter(page for pages in holdings for page in pages)
             assert [holders[page] for page in range(self.pages)] == self._holders, (
                 "a holder is lost"
             )
+
+    def _span(self, window: int, step: int) -> int:
+        """Pages that so many tokens lie in at most, and those before them that the first sees."""
+        return self.pages_for(window + step - 2) + 1
 
     def _is_held(self, page: int) -> bool:
         return 0 <= page < self.pages and self._holders[page] > 0
@@ -148,22 +196,38 @@ class PagePool:
 
 
 class BlockTable:
-    """The pages of one sequence, in the order of its tokens."""
+    """The pages of one sequence, in the order of its tokens; the first `passed` are RELEASED."""
 
-    __slots__ = ("_frozen", "pages")
+    __slots__ = ("_frozen", "pages", "passed")
 
     def __init__(self) -> None:
         self.pages: list[int] = []
+        self.passed = 0
         self._frozen: tuple[int, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.pages)
 
+    @property
+    def held(self) -> list[int]:
+        """The pages that are not given back."""
+        return self.pages[self.passed :]
+
     def share(self, names: Sequence[bytes], pool: PagePool) -> int:
         """Begin with pages that others filled; how many there are. Only for an empty table."""
         assert not self.pages, "shared pages come first"
         self.pages, self._frozen = pool.hold(names), None
+        self.passed = pool.passed(len(self.pages) * pool.page_tokens)
         return len(self.pages)
+
+    def move_on(self, position: int, pool: PagePool) -> None:
+        """Give back the pages that no token from `position` on sees."""
+        passed = pool.passed(position)
+        if passed > self.passed:
+            gone = self.pages[self.passed : passed]
+            self.pages[self.passed : passed] = [RELEASED] * len(gone)
+            self.passed, self._frozen = passed, None
+            pool.free(gone)
 
     def grow_to(self, tokens: int, pool: PagePool) -> bool:
         """Cover `tokens`; False, and unchanged, when the pool cannot."""
@@ -179,7 +243,7 @@ class BlockTable:
 
     def release(self, pool: PagePool) -> None:
         """Give everything back; harmless when repeated."""
-        pages, self.pages, self._frozen = self.pages, [], None
+        pages, self.pages, self.passed, self._frozen = self.held, [], 0, None
         pool.free(pages)
 
     def frozen(self) -> tuple[int, ...]:

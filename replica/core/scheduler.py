@@ -65,7 +65,7 @@ class Scheduler:
             raise ValueError(
                 f"raise max_step_tokens ({max_step_tokens}) to max_running ({max_running}), >= 1"
             )
-        self.max_model_len = min(max_model_len, pool.capacity_tokens)
+        self.max_model_len = pool.longest(max_model_len, max_step_tokens, pool.pages)
         self._pool = pool
         self._cache = cache
         self._max_running = max_running
@@ -73,7 +73,7 @@ class Scheduler:
         self._eos_ids = eos_ids
         self.times = StepTimes(ratio=mixed_step_ratio)
         self._turns = Turns(wait_s=adapter_wait_s)
-        self._sharing = Sharing(pool=pool)
+        self._sharing = Sharing(pool=pool, step_tokens=max_step_tokens)
         self._live: dict[str, Live] = {}
         self._running: list[Live] = []  # by order
         self._line = WaitingLine()
@@ -156,20 +156,20 @@ class Scheduler:
                     self._ended.append(Progress(entry.seq.id, None, Finish.ERROR, reason))
 
     def _decode(self, rows: list[Row]) -> bool:
-        """A row for each sequence with one token to feed; whether any was preempted for it."""
-        preempted = False
-        at = 0
+        """Pages for all who run, and a row for each with one token to feed; whether any of them was
+        preempted for it."""
+        preempted, at = False, 0
         while at < len(self._running):
-            entry = self._running[at]
-            at += 1
-            if entry.to_feed != 1 or entry.waits:
+            entry, at = self._running[at], at + 1
+            if entry.waits:
                 continue
-            while not entry.table.grow_to(entry.length, self._pool):
-                if not self._cache.make_room(1):
+            while lacking := self._sharing.cover(entry):
+                if not self._cache.make_room(lacking):
                     preempted = True
                     if self._preempt_newest() is entry:
                         return True
-            rows.append(entry.row(1))
+            if entry.to_feed == 1:
+                rows.append(entry.row(1))
         return preempted
 
     def _preempt_newest(self) -> Live:

@@ -1,7 +1,8 @@
 """Step: what one forward pass computes, said in values that the engine turns into tensors.
 
 Law: a row is one stretch of one sequence, and a sequence has at most one row a step; rows with
-equal slots are adjacent (`segments.py` reads that); a row's pages cover every token up to its end.
+equal slots are adjacent (`segments.py` reads that); a row's pages cover every token up to its end,
+and those that none of its tokens sees may be RELEASED (`pages.py`).
 """
 
 from __future__ import annotations

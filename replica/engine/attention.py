@@ -2,7 +2,8 @@
 
 For the token at position p of a sequence:  o = softmax(q k_j / sqrt(d)) v_j  over its j <= p, and
 in a layer with a window of w tokens over its p - w < j <= p. Pages that lie wholly before a row's
-windows are not gathered: such a layer costs the window, not the context.
+windows are not gathered: such a layer costs the window, not the context, and it does not matter
+whether they are RELEASED.
 
 What one page holds of one layer are two blocks, of keys and of values, and the pool is a list of
 them: block (page * layers + layer) * 2 + {0, 1}. Which blocks a step needs depends on the layer by
@@ -63,8 +64,7 @@ class AttentionPlan:
             entered += row.pages[-(-row.start // size) : -(-row.end // size)]
         window = config.sliding_window
         outgrown = window is not None and any(row.end > window for row in rows)
-        everywhere = outgrown and len(config.sliding_layers) == config.num_layers
-        full = () if everywhere else _groups(rows, arena, None)
+        full = () if outgrown and config.window is not None else _groups(rows, arena, None)
         windowed = _groups(rows, arena, window) if outgrown else full
         return cls(torch.tensor(writes, device=arena.device), full, windowed, tuple(entered))
 

@@ -70,6 +70,11 @@ class ModelConfig:
     sliding_layers: frozenset[int] = frozenset()  # the other layers see everything
 
     @property
+    def window(self) -> int | None:
+        """The window, where every layer has it: keys before it are read by no layer."""
+        return self.sliding_window if len(self.sliding_layers) == self.num_layers else None
+
+    @property
     def groups(self) -> tuple[Group, ...]:
         """The four gathered groups of a layer, in the order they run."""
         heads, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim

@@ -12,6 +12,7 @@ import pytest
 
 from replica.app import Replica
 from replica.config import ReplicaConfig
+from replica.engine.tiny import tiny_adapter, tiny_model
 from shared.settings import BadSettings
 
 MODELS = ("tiny", "ada", "bob", "cyd", "dee", "eve", "fay")
@@ -125,6 +126,27 @@ async def test_a_hurried_stop_does_not_wait(serve: Any) -> None:
     hurry.set()
     await asyncio.wait_for(stopping, 5)
     assert (await running)[0] == 503
+
+
+async def test_a_base_with_a_window_serves_texts_longer_than_its_pool(
+    serve: Any, tmp_path: Path
+) -> None:
+    config = tiny_model(tmp_path / "base", family="mistral", context=1024)
+    tiny_adapter(tmp_path / "adapters" / "ada", config, r=4)
+    paths = {"base": tmp_path / "base", "adapters": tmp_path / "adapters", "max_step_tokens": 32}
+    small, roomy = await serve(**paths, pages=24), await serve(**paths, pages=400)
+    assert small.replica.front.report.max_model_len == 1024, "not half of its 384 tokens"
+    text = "There was a lighthouse on the last rock before the open sea. " * 12
+    bodies = [("tiny", text), ("ada", text), ("tiny", text[:500]), ("ada", text[:421])]
+
+    async def answers(served: Any) -> list[str]:
+        wanted = (served.tokens(model, prompt, 60, n=2) for model, prompt in bodies)
+        return await asyncio.gather(*wanted)
+
+    said = await answers(small)
+    assert len(set(said)) == len(said)
+    assert said == await answers(roomy)
+    await small.idle()
 
 
 async def test_open_report_streams_do_not_hold_up_a_stop(serve: Any) -> None:

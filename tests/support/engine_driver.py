@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from replica.core.pages import RELEASED
 from replica.core.sequence import Sampling
 from replica.core.step import BASE_SLOT, Row, Step
 from replica.engine.host_adapter import HostAdapter
@@ -43,7 +44,8 @@ class Driven:
 
 
 class Driver:
-    """Pages are handed out in an order that makes no sequence's neighbours, and come back dirty."""
+    """Pages are handed out in an order that makes no sequence's neighbours, and come back dirty:
+    those that a window has passed at once, to the next that wants one."""
 
     def __init__(self, runner: Runner, *, pages: int, page_tokens: int) -> None:
         self.runner = runner
@@ -62,13 +64,12 @@ class Driver:
 
     def end(self, seq: str) -> list[int]:
         """Give the pages back as they are and return what was drawn."""
-        driven = self.sequences.pop(seq)
-        self._free += driven.pages
-        return driven.output
+        self.preempt(seq)
+        return self.sequences.pop(seq).output
 
     def preempt(self, seq: str) -> None:
         driven = self.sequences[seq]
-        self._free += driven.pages
+        self._free += [page for page in driven.pages if page != RELEASED]
         driven.pages, driven.computed = [], 0
 
     def step(self, chunk: int = 1 << 30) -> Step:
@@ -106,6 +107,11 @@ class Driver:
     def _row(self, seq: str, chunk: int) -> Row:
         driven = self.sequences[seq]
         end = min(len(driven.tokens), driven.computed + chunk)
+        window = self.runner.config.window
+        passed = 0 if window is None else max(0, driven.computed + 1 - window) // self.page_tokens
+        gone = [page for page in driven.pages[:passed] if page != RELEASED]
+        driven.pages[:passed] = [RELEASED] * passed
+        self._free[:0] = gone
         while len(driven.pages) * self.page_tokens < end:
             driven.pages.append(self._free.pop(0))
         return Row(

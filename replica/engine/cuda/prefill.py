@@ -4,7 +4,8 @@
 
 A stretch is cut into blocks of consecutive tokens of one sequence. One program takes such a block
 and one key head, with all the query heads that share it, and walks the keys from the first that any
-of its tokens sees to the last. New and old keys are read alike, from pages.
+of its tokens sees to the last. New and old keys are read alike, from pages; those that none of its
+tokens sees are not loaded, for their pages may be released.
 """
 
 from __future__ import annotations
@@ -50,12 +51,13 @@ def _attend(  # type: ignore[no-untyped-def]
     )
     at_q = start + i
     length = start + count
+    first = tl.maximum(start + 1 - window, 0)
     peak = tl.full((ROWS,), -1e30, dtype=tl.float32)
     total = tl.zeros((ROWS,), dtype=tl.float32)
     acc = tl.zeros((ROWS, D_PADDED), dtype=tl.float32)
-    for block in range(tl.maximum(start + 1 - window, 0) // BLOCK, tl.cdiv(length, BLOCK)):
+    for block in range(first // BLOCK, tl.cdiv(length, BLOCK)):
         at = block * BLOCK + n
-        live = at < length
+        live = (at < length) & (at >= first)
         page = tl.load(tables + seat * table_row + at // PAGE, mask=live, other=0).to(tl.int64)
         place = page * kv_page + ((at % PAGE) * kv_heads + head) * D
         live_kv = live[:, None] & (d < D)[None, :]

@@ -77,10 +77,10 @@ class CudaRunner:
         )  # fmt: skip
         self._loader = Loader(self.arena)
         self._adapters = Adapters(self.arena, max_rank) if slots else None
-        self._seats = Seats(seats=2 * max_running, pages=-(-max_model_len // page_tokens))
+        seats, width = 2 * max_running, -(-max_model_len // page_tokens)
+        self._seats = Seats(seats=seats, pages=width, zero_page=pages)
         self._staging = Staging(capacity=6 * (max_step_tokens + _MULTIPLE), device=device)
-        shape = (self._seats.seats, self._seats.pages)
-        self._tables = torch.full(shape, pages, dtype=torch.int32, device=device)
+        self._tables = torch.full((seats, width), pages, dtype=torch.int32, device=device)
         self._drawn = torch.zeros(_wide(max_running), dtype=torch.int32, device=device)
         self._logits = torch.empty(_wide(max_running), config.vocab_size, device=device)
         self._order = torch.arange(max_running, dtype=torch.int32, device=device)

@@ -1,22 +1,25 @@
 """Seats: rows of the block tables on the device, one a running sequence, kept up to date by change.
 
 Law: after the changes of a step are applied, row `seat` of the tables begins with the pages of the
-step's row that has that seat. A sequence keeps its seat while it is in most steps, so that a step
-changes only what is new: a page every `page_tokens` tokens.
+step's row that has that seat; where one is RELEASED stands the zero page, as in padding, so that no
+place names a page that may be another sequence's. A sequence keeps its seat while it is in most
+steps, so that a step changes only what is new: a page every `page_tokens` tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from replica.core.pages import RELEASED
 from replica.core.step import Row
 
 
 class Seats:
-    def __init__(self, *, seats: int, pages: int) -> None:
+    def __init__(self, *, seats: int, pages: int, zero_page: int) -> None:
         """`pages` a sequence may have. `seats` is at least the rows of a step; twice as many spare
         most of the looking for seats that are not used any more."""
         self.seats, self.pages = seats, pages
+        self._zero_page = zero_page
         self._of: dict[str, int] = {}
         self._free = list(range(seats - 1, -1, -1))
         self._known: list[tuple[int, ...]] = [()] * seats
@@ -36,9 +39,10 @@ class Seats:
             seats.append(seat)
             table = row.pages
             if known[seat] is not table:
-                same = _common(known[seat], table)
-                places += range(seat * self.pages + same, seat * self.pages + len(table))
-                pages += table[same:]
+                first = seat * self.pages
+                for begin, end in _changes(known[seat], table):
+                    places += range(first + begin, first + end)
+                    pages += (self._zero_page if p == RELEASED else p for p in table[begin:end])
                 known[seat] = table
         return seats, places, pages
 
@@ -49,8 +53,12 @@ class Seats:
         self._free = [seat for seat in range(self.seats - 1, -1, -1) if seat not in held]
 
 
-def _common(old: tuple[int, ...], new: tuple[int, ...]) -> int:
-    """How many leading pages are the same; mostly all of the old ones, or none."""
-    if new[: len(old)] == old:
-        return len(old)
-    return next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), len(new))
+def _changes(old: tuple[int, ...], new: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """From where to where they differ: mostly in pages that are new, and in some that the sequence
+    has passed since; or altogether."""
+    before, passed = old.count(RELEASED), new.count(RELEASED)
+    if before <= passed <= len(old) and new[passed : len(old)] == old[passed:]:
+        return (before, passed), (len(old), len(new))
+    both = min(len(old), len(new))
+    same = next((i for i in range(both) if old[i] != new[i]), both)
+    return ((same, len(new)),)

@@ -2,7 +2,8 @@
 
 Its model is a hash, and it reads its context the way a real one does: from pages, written under
 the weights that lie in the row's slot. So a page given twice, a slot changed under a sequence or a
-token fed out of place shows as another text.
+token fed out of place shows as another text. With a window it reads no further back, and as in a
+model of many layers what it writes depends on what it reads: one wrong key spoils all that follow.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from typing import Any
 import pytest
 
 from replica.core.adapter_cache import AdapterCache, Evict, EvictHost, Load
-from replica.core.pages import PagePool
+from replica.core.pages import RELEASED, PagePool
 from replica.core.scheduler import Progress, Scheduler, Step
 from replica.core.segments import segments
 from replica.core.sequence import Sampling, Sequence
-from replica.core.step import PENDING
+from replica.core.step import PENDING, Row
 from shared.ids import AdapterId
 from shared.messages import Tier
 
@@ -31,12 +32,23 @@ def likeliest(context: Series[int], weights: Weights) -> int:
     return zlib.crc32(repr((list(context), weights)).encode()) % 97
 
 
-def text(prompt: Series[int], weights: Weights, tokens: int) -> list[int]:
+def text(
+    prompt: Series[int], weights: Weights, tokens: int, window: int | None = None
+) -> list[int]:
     """What a sequence says that nobody disturbs."""
     context = list(prompt)
+    keys: list[int] = []
     for _ in range(tokens):
-        context.append(likeliest(context, weights))
+        if window is not None:
+            for at in range(len(keys), len(context)):
+                keys.append(key(context[at], keys[max(0, at + 1 - window) :], weights))
+        context.append(likeliest(context if window is None else keys[-1:], weights))
     return context[len(prompt) :]
+
+
+def key(token: int, seen: Series[int], weights: Weights) -> int:
+    """What is kept of a token, in a base with a window: `seen` are those before it."""
+    return zlib.crc32(repr((token, list(seen), weights)).encode())
 
 
 class EngineThread:
@@ -55,9 +67,10 @@ class EngineThread:
         adapter_pages_max: int | None = None,
         eos_ids: frozenset[int] = frozenset(),
         adapter_wait_s: float = 5.0,
+        window: int | None = None,
     ) -> None:
         self.now = 0.0
-        self.pool = PagePool(pages=pages, page_tokens=page_tokens)
+        self.pool = PagePool(pages=pages, page_tokens=page_tokens, window=window)
         self.cache = AdapterCache(
             slots=slots, host_max=host_max, pool=self.pool, pages_max=adapter_pages_max
         )
@@ -145,9 +158,14 @@ class EngineThread:
                 tokens = (self.flight[1][row.seq],)
             for at, token in enumerate(tokens, start=row.start):
                 page = row.pages[at // size]
+                assert page != RELEASED, "it writes where it has no page"
                 self.weights.pop(page, None)
-                self.memory[page, at % size] = (token, weights)
-            context = [self.memory[row.pages[at // size], at % size] for at in range(row.end)]
+                kept = token
+                if self.pool.window is not None:
+                    seen = self._read(row, at + 1 - self.pool.window, at)
+                    kept = key(token, [each for each, _ in seen], weights)
+                self.memory[page, at % size] = (kept, weights)
+            context = self._read(row, 0 if self.pool.window is None else row.end - 1, row.end)
             assert {used for _, used in context} == {weights}, "keys of other weights in its pages"
             if row.samples:
                 pending = self.flight is not None and row.seq in self.flight[1]
@@ -155,6 +173,10 @@ class EngineThread:
                 assert not live or row.drawn == len(self.sequences[row.seq].output) + pending
                 drawn[row.seq] = likeliest([token for token, _ in context], weights)
         return drawn
+
+    def _read(self, row: Row, start: int, end: int) -> list[tuple[int, Weights]]:
+        places = [divmod(at, self.pool.page_tokens) for at in range(max(0, start), end)]
+        return [self.memory[row.pages[page], at] for page, at in places]
 
     def turn(self, *, loads: bool = True) -> Step | None:
         """Once around the loop."""

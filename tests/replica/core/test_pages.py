@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from replica.core.pages import BlockTable, PagePool
+from replica.core.pages import RELEASED, BlockTable, PagePool
 
 TEXTS = st.lists(st.integers(0, 1), max_size=12)
 
@@ -16,11 +16,11 @@ def names_of(text: list[int]) -> list[bytes]:
 
 
 class Pages(RuleBasedStateMachine):
-    """Tables that share, grow, fill, lose their trust and are released in any order."""
+    """Tables that share, grow, fill, move on, lose their trust and are released in any order."""
 
-    @initialize(pages=st.integers(1, 24))
-    def begin(self, pages: int) -> None:
-        self.pool = PagePool(pages=pages, page_tokens=1)
+    @initialize(pages=st.integers(1, 24), window=st.none() | st.integers(1, 6))
+    def begin(self, pages: int, window: int | None) -> None:
+        self.pool = PagePool(pages=pages, page_tokens=1, window=window)
         self.tables = [BlockTable() for _ in range(4)]
         self.texts: list[list[int]] = [[] for _ in self.tables]  # what is in the pages of each
         self.content: dict[int, bytes] = {}  # by page: what was written there last
@@ -33,26 +33,43 @@ class Pages(RuleBasedStateMachine):
         known = self.pool.known(names)
         shared = table.share(names, self.pool)
         assert shared == known == len(table)
-        for page, name in zip(table.pages, names, strict=False):
+        assert table.pages[: table.passed] == [RELEASED] * self.pool.passed(shared)
+        for page, name in zip(table.held, names[table.passed :], strict=False):
             assert self.content[page] == name, "found under a name that is not its content's"
+        for more in range(shared + 1, len(names) + 1):
+            needed = names[self.pool.passed(more) : more]
+            assert not all(self.pool.known([name]) for name in needed), "it finds less than it can"
         available = self.pool.available
         if not table.grow_to(len(text), self.pool):
             assert len(text) - shared > available
             text = text[:shared]
         assert len(table) == len(text)
         self.texts[which] = text
-        for page, name in list(zip(table.pages, names, strict=False))[shared:]:
+        for page, name in list(zip(table.pages, names, strict=False))[shared:]:  # all held
             self.content[page] = name
 
     @rule(which=st.integers(0, 3), count=st.integers(0, 12))
     def name(self, which: int, count: int) -> None:
         table = self.tables[which]
-        for page, name in list(zip(table.pages, names_of(self.texts[which]), strict=True))[:count]:
+        names = names_of(self.texts[which])[table.passed :]
+        for page, name in list(zip(table.held, names, strict=True))[:count]:
             self.pool.name(page, name)
+
+    @rule(which=st.integers(0, 3), position=st.integers(0, 12))
+    def move_on(self, which: int, position: int) -> None:
+        """What its next tokens do not see it has not any more, and all else it has."""
+        table, text = self.tables[which], self.texts[which]
+        position = min(position, len(text))
+        before = [*[RELEASED] * table.passed, *table.held]
+        table.move_on(position, self.pool)
+        seen = len(text) if self.pool.window is None else self.pool.window - 1
+        gone = max(0, position - seen)
+        assert table.pages[: max(gone, table.passed)] == [RELEASED] * max(gone, table.passed)
+        assert table.pages[gone:] == before[gone:]
 
     @rule(which=st.integers(0, 3))
     def distrust(self, which: int) -> None:
-        self.pool.distrust(self.tables[which].pages)
+        self.pool.distrust(names_of(self.texts[which]))
 
     @rule(which=st.integers(0, 3))
     def release(self, which: int) -> None:
@@ -68,11 +85,13 @@ class Pages(RuleBasedStateMachine):
     def held_cached_and_free_partition_the_pool(self) -> None:
         if not hasattr(self, "pool"):
             return
-        self.pool.check([table.pages for table in self.tables])
+        self.pool.check([table.held for table in self.tables])
         for table, text in zip(self.tables, self.texts, strict=True):
             assert table.frozen() == tuple(table.pages)
-            written = [self.content[page] for page in table.pages]
-            assert written == names_of(text), "another wrote to a page that it holds"
+            written = [self.content[page] for page in table.held]
+            assert written == names_of(text)[table.passed :], (
+                "another wrote to a page that it holds"
+            )
 
     def teardown(self) -> None:
         if hasattr(self, "pool"):

@@ -17,6 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from replica.core.pages import PagePool
 from replica.core.sequence import Finish
 from shared.ids import AdapterId
 
@@ -34,6 +35,7 @@ def make_machine(engine_thread: Any) -> type[RuleBasedStateMachine]:
             max_running=st.integers(1, 5),
             more_tokens=st.integers(0, 8),
             for_adapters=st.integers(0, 10),
+            window=st.none() | st.integers(1, 9),
         )
         def begin(
             self,
@@ -43,16 +45,20 @@ def make_machine(engine_thread: Any) -> type[RuleBasedStateMachine]:
             max_running: int,
             more_tokens: int,
             for_adapters: int,
+            window: int | None,
         ) -> None:
             """Beside `for_adapters` pages the longest sequence fits, and all pages are shared."""
+            step = max_running + more_tokens
+            beside = PagePool(pages=pages, page_tokens=page_tokens, window=window)
             self.thread = engine_thread(
                 slots=slots,
                 pages=pages + for_adapters,
                 page_tokens=page_tokens,
-                max_model_len=pages * page_tokens,
+                max_model_len=beside.longest(64, step, pages),
                 adapter_pages_max=for_adapters,
                 max_running=max_running,
-                max_step_tokens=max_running + more_tokens,
+                max_step_tokens=step,
+                window=window,
             )
             self.aborted: set[str] = set()
             self.versions = 0
@@ -76,7 +82,7 @@ def make_machine(engine_thread: Any) -> type[RuleBasedStateMachine]:
 
         @rule(
             name=st.none() | NAMES,
-            prompt=st.lists(st.integers(0, 1), min_size=1, max_size=12),
+            prompt=st.lists(st.integers(0, 1), min_size=1, max_size=24),
             tokens=st.integers(1, 12),
             salt=st.sampled_from(["", "mine"]),
             times=st.integers(1, 3),
@@ -159,7 +165,8 @@ def make_machine(engine_thread: Any) -> type[RuleBasedStateMachine]:
         def every_text_is_what_it_would_be_alone(self) -> None:
             for seq in self.thread.sequences.values() if hasattr(self, "thread") else ():
                 weights = None if seq.adapter is None else (seq.adapter, seq.digest)
-                assert seq.output == self.thread.text(seq.prompt, weights, len(seq.output))
+                window = self.thread.pool.window
+                assert seq.output == self.thread.text(seq.prompt, weights, len(seq.output), window)
 
         def teardown(self) -> None:
             if not hasattr(self, "thread"):
@@ -224,11 +231,15 @@ def test_a_text_depends_neither_on_its_neighbours_nor_on_preemption(
     assert thread.pool.available == pages
 
 
-@given(pages=st.integers(2, 12), prompts=st.lists(st.integers(1, 20), min_size=2, max_size=10))
+@given(
+    pages=st.integers(2, 12),
+    prompts=st.lists(st.integers(1, 20), min_size=2, max_size=10),
+    window=st.none() | st.integers(1, 12),
+)
 def test_whoever_came_first_is_never_preempted(
-    engine_thread: Any, pages: int, prompts: list[int]
+    engine_thread: Any, pages: int, prompts: list[int], window: int | None
 ) -> None:
-    thread = engine_thread(pages=pages)
+    thread = engine_thread(pages=pages, window=window, max_step_tokens=8)
     longest = thread.scheduler.max_model_len
     for tokens in prompts:
         thread.add(None, [1] * min(tokens, longest - 1), 40)

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from replica.core.pages import RELEASED
 from replica.core.step import BASE_SLOT, Row
 from replica.engine.arena import Arena
 from replica.engine.attention import AttentionPlan
@@ -87,6 +88,11 @@ def test_paged_equals_dense_for_any_chunks_pages_and_window(
             start, end = sum(lengths[:i]), sum(lengths[: i + 1])
             while len(tables[sequence]) * PAGE_TOKENS < end:
                 tables[sequence].append(free.pop())
+            if everywhere:  # no layer sees further back: what was passed is another's
+                passed = max(0, start + 1 - window) // PAGE_TOKENS
+                gone = [page for page in tables[sequence][:passed] if page != RELEASED]
+                tables[sequence][:passed] = [RELEASED] * passed
+                arena.kv[gone] = math.nan
             tokens, pages = (0,) * (end - start), tuple(tables[sequence])
             rows.append(Row(str(sequence), BASE_SLOT, start, tokens, pages, True, GREEDY, drawn=0))
             parts.append(data[sequence][start:end])

@@ -1,6 +1,6 @@
 """Scheduler, cache, pages and forward pass together, in float32, token by token: whatever runs
 beside a sequence, whoever gives way, leaves, or computed its prompt before it, it says what it says
-alone.
+alone. Where the base has a window, pages are given back as it moves on, and alone all are kept.
 """
 
 from __future__ import annotations
@@ -43,10 +43,12 @@ class Wish:
 class Bench:
     """A replica's core and engine, without its shell."""
 
-    def __init__(self, runner: Runner, hosts: Mapping[str, HostAdapter]) -> None:
+    def __init__(
+        self, runner: Runner, hosts: Mapping[str, HostAdapter], window: int | None = None
+    ) -> None:
         self.runner = runner
         self.hosts = hosts
-        self.pool = PagePool(pages=PAGES, page_tokens=16)
+        self.pool = PagePool(pages=PAGES, page_tokens=16, window=window)
         self.cache = AdapterCache(
             slots=SLOTS, host_max=SLOTS, pool=self.pool, pages_max=PAGES - MAX_LEN // 16
         )
@@ -117,12 +119,13 @@ class Bench:
                 live[seq_id] = seq, left - 1
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=["llama", "mistral"])
 def hosts_and_runners(
+    request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[dict[str, HostAdapter], Runner, Runner]:
     folder: Path = tmp_path_factory.mktemp("together")
-    config = tiny_model(folder / "base", seed=4)
+    config = tiny_model(folder / "base", seed=4, family=request.param)
     for seed, (name, rank) in enumerate(RANKS.items()):
         targets = EVERY if rank < 100 else ("q_proj", "v_proj")
         tiny_adapter(folder / "adapters" / name, config, seed, r=rank, targets=targets)
@@ -170,7 +173,7 @@ def test_everybody_says_what_he_says_alone(
             bench.turn()
         return list(seq.output)
 
-    for seq in Bench(busy, hosts).run(wishes, pauses):
+    for seq in Bench(busy, hosts, busy.config.window).run(wishes, pauses):
         expected = alone(seq.adapter, seq.prompt, seq.sampling)
         assert seq.output == expected[: len(seq.output)]
         if seq.finish is not Finish.ABORT:
@@ -182,13 +185,13 @@ def test_that_happens_under_preemption_eviction_and_shared_prompts(
 ) -> None:
     """The law above would be empty if nothing of this ever happened."""
     hosts, busy, _ = hosts_and_runners
-    bench = Bench(busy, hosts)
+    bench = Bench(busy, hosts, busy.config.window)
     wishes = [
         Wish(adapter, (*BEGINNINGS[2], end), 0.0, 40)
         for end, adapter in enumerate(["huge", "one", "eight", None, *RANKS, None], start=100)
     ]
     bench.run(wishes, [0] * len(wishes))
-    assert bench.preempted > 0
+    assert (bench.preempted > 0) == (busy.config.window is None), "windows want fewer pages"
     assert bench.shared > 0
     pages = {name: bench.runner.pages_of(host) for name, host in hosts.items()}
     assert sum(pages.values()) > PAGES - MAX_LEN // 16, "they do not fit all at once"

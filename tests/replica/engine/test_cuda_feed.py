@@ -10,12 +10,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from replica.core.pages import RELEASED
 from replica.core.sequence import Sampling
 from replica.core.step import BASE_SLOT, PENDING, Row
 
 pytest.importorskip("triton")
 GREEDY = Sampling(max_tokens=9, temperature=0)
-SEATS, WIDTH = 6, 8
+SEATS, WIDTH, ZERO_PAGE = 6, 8, 99
 
 
 def _row(
@@ -32,7 +33,11 @@ def _row(
 
 TABLES = st.dictionaries(
     st.sampled_from("abcdefgh"),
-    st.lists(st.integers(0, 9), min_size=1, max_size=WIDTH).map(tuple),
+    st.builds(
+        lambda passed, pages: (*[RELEASED] * passed, *pages)[:WIDTH],
+        st.integers(0, WIDTH - 1),
+        st.lists(st.integers(0, 9), min_size=1, max_size=WIDTH),
+    ),
     min_size=1,
     max_size=SEATS,
 )
@@ -44,7 +49,7 @@ def test_a_seats_table_begins_with_the_pages_of_its_row(
 ) -> None:
     from replica.engine.cuda.seats import Seats
 
-    seats = Seats(seats=SEATS, pages=WIDTH)
+    seats = Seats(seats=SEATS, pages=WIDTH, zero_page=ZERO_PAGE)
     tables = np.full(SEATS * WIDTH, -1)
     for step in steps:
         rows = [_row(seq, pages=pages) for seq, pages in step.items()]
@@ -53,17 +58,22 @@ def test_a_seats_table_begins_with_the_pages_of_its_row(
         tables[places] = pages
         for row, seat in zip(rows, taken, strict=True):
             begins = tables[seat * WIDTH : seat * WIDTH + len(row.pages)]
-            assert tuple(begins.tolist()) == row.pages
+            named = (ZERO_PAGE if page == RELEASED else page for page in row.pages)
+            assert begins.tolist() == [*named]
 
 
 def test_only_new_pages_are_told() -> None:
     from replica.engine.cuda.seats import Seats
 
-    seats = Seats(seats=SEATS, pages=WIDTH)
+    seats = Seats(seats=SEATS, pages=WIDTH, zero_page=ZERO_PAGE)
     pages = (4, 5)
     seat = seats.take([_row("a", pages=pages)])[0][0]
     assert seats.take([_row("a", pages=pages)]) == ([seat], [], [])
-    assert seats.take([_row("a", pages=(4, 5, 9))]) == ([seat], [seat * WIDTH + 2], [9])
+    first = seat * WIDTH
+    assert seats.take([_row("a", pages=(4, 5, 9))]) == ([seat], [first + 2], [9])
+    moved = seats.take([_row("a", pages=(RELEASED, RELEASED, 9, 7))])
+    assert moved == ([seat], [first, first + 1, first + 3], [ZERO_PAGE, ZERO_PAGE, 7])
+    assert seats.take([_row("a", pages=(RELEASED, RELEASED, 9, 7))]) == ([seat], [], [])
 
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=5)

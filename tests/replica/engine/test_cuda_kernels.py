@@ -133,6 +133,7 @@ class Paged:
         ends = [c + n for c, n in zip(contexts, new, strict=True)]
         width = max(-(-end // PAGE) for end in ends)
         pages = torch.randperm(len(ends) * width + 3, generator=torch.Generator().manual_seed(1))
+        self.poison = int(pages[-1])
         self.tables = pages[: len(ends) * width].view(len(ends), width).int().to(DEVICE)
         pool = torch.full((len(pages), 2, 2, PAGE, KV_HEADS, D), float("nan"), dtype=dtype)
         self.kv = pool.to(DEVICE)[:, 1]  # the second of two layers
@@ -145,6 +146,12 @@ class Paged:
         positions = [p for c, n in zip(contexts, new, strict=True) for p in range(c, c + n)]
         seats = [seat for seat, n in enumerate(new) for _ in range(n)]
         self.places = Places(self.tables, _ints(seats), _ints(positions))
+
+    def release(self, window: int | None) -> None:
+        """Where no token sees it, a table names poison."""
+        for table, context in zip(self.tables, self.contexts, strict=True):
+            if window is not None:
+                table[: max(0, context + 1 - window) // PAGE] = self.poison
 
     def expected(self, window: int | None) -> Tensor:
         out, at = [], 0
@@ -173,6 +180,7 @@ def test_rows_of_one_token_attend_to_their_context(
     from replica.engine.cuda.decode import attend_rows
 
     paged = Paged(contexts, [1] * len(contexts), dtype)
+    paged.release(window)
     out = torch.full((len(contexts), HEADS * D), float("nan"), dtype=dtype, device=DEVICE)
     rows = _ints(list(range(len(contexts))))
     attend_rows(paged.qkv, paged.kv, out, paged.places, rows, window)
@@ -211,6 +219,7 @@ def test_stretches_attend_to_what_stands_before_them(
     from replica.engine.cuda.prefill import attend_stretches, tokens_a_block
 
     paged = Paged([0, 65, 9], [40, 33, 1], dtype)
+    paged.release(window)
     size, blocks, at = tokens_a_block(HEADS, KV_HEADS), [], 0
     for n in paged.new:
         blocks += [(at + i, min(size, n - i)) for i in range(0, n, size)]

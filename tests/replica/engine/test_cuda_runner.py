@@ -74,7 +74,7 @@ class Pair:
                 while arrival is not None and not arrival.query():
                     time.sleep(0.001)
 
-    def check(self, chunk: int, *, adapted: bool) -> None:
+    def check(self, chunk: int, *, adapted: bool, prompt: int = 22, turns: int = 3) -> None:
         """Three sequences, two adapters and none, in chunks; then one leaves and they decode."""
         wide, narrow = (0, 1) if adapted or not INTERPRETED else (BASE_SLOT, BASE_SLOT)
         drivers = [
@@ -82,10 +82,10 @@ class Pair:
             for runner in (self.reference, self.ours)
         ]
         for driver in drivers:
-            driver.add("base", range(3, 25), BASE_SLOT)
+            driver.add("base", range(3, 3 + prompt), BASE_SLOT)
             driver.add("wide", range(5, 13), wide)
             driver.add("narrow", range(90, 93), narrow)
-        for turn in range(3):
+        for turn in range(turns):
             ours, theirs = (driver.logits(chunk) for driver in reversed(drivers))
             assert ours.keys() == theirs.keys()
             for seq, expected in theirs.items():
@@ -100,10 +100,12 @@ class Pair:
 @needs_triton
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral"])
 def test_both_engines_give_the_same_logits(family: str, tmp_path: Path) -> None:
+    """Mistral has passed a page before its last chunk, and another when it decodes."""
     window = {"sliding_window": 13} if family == "mistral" else {}
+    lengths = {"prompt": 47, "turns": 4} if family == "mistral" else {}
     sizes = () if family == "qwen3" else (48,)
     pair = Pair(tmp_path, family=family, extra=window, layers=1, inner=64, sizes=sizes)
-    pair.check(chunk=18, adapted=family == "llama")
+    pair.check(chunk=18, adapted=family == "llama", **lengths)
 
 
 @needs_triton
