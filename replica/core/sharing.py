@@ -52,9 +52,11 @@ class Sharing:
     def cover(self, entry: Live) -> int:
         """Have pages for its next row, and give back those that it has passed. How many the pool
         lacks for that, in which case the table has not grown."""
-        table, start = entry.table, entry.seq.computed
-        table.move_on(start, self._pool)
-        reach = self._pool.reach(start, entry.length, self._step_tokens)
+        table, reach = entry.table, entry.length
+        if self._pool.window is not None:  # most have none, and this is done for each of a step
+            start = entry.seq.computed
+            table.move_on(start, self._pool)
+            reach = self._pool.reach(start, reach, self._step_tokens)
         if table.grow_to(reach, self._pool):
             return 0
         return self._pool.pages_for(reach) - len(table)
