@@ -12,10 +12,10 @@ So while several tenants ask, a replica's places are not all for everyone:
 
 `running` is the estimated cost of what it has in flight here and at other gateways, the sums are
 over all that have any: less than half of its weighted share, and so always one that has nothing.
-Few wait while the line is no longer than a quarter of what runs: a fleet that is full at times, of
-many tenants, and not flooded. To keep places back would then only make it smaller, for whoever is
-next in turn need not wait long; but what would fill it first is one tenant's, or two tenants',
-flood, before its line has grown, and they hold more than a third.
+Few wait while no more do than run: a fleet that is full at times, of many tenants, and not flooded.
+To keep places back would then only make it smaller, and longer the line; but what would fill it
+first is one tenant's flood, or two tenants', before the line has grown, and they hold more than a
+third.
 
 - The order is the fair queue's. A claim to a last place is the start tag, and while a head waits
   for a common place of a replica, only stronger claims reach into its reserve: nobody passes one
@@ -46,7 +46,6 @@ NONE: Final = math.inf
 _LEAST_CAPACITY: Final = 8
 _MODEST: Final = 0.5
 _A_THIRD: Final = 1 / 3
-_FEW: Final = 0.25
 
 
 def reserved(share: float, capacity: int) -> int:
@@ -117,7 +116,7 @@ class Reserve:
         return opens
 
     def _few(self, waiting: int) -> bool:
-        return waiting <= _FEW * self._requests
+        return waiting <= self._requests
 
     # -- what runs
 
