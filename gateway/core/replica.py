@@ -99,9 +99,12 @@ class Replica:
     def draining(self) -> bool:
         return self.drained or (self.said is not None and self.said.draining)
 
-    def slots_held(self) -> int:
-        """Slots that no load can have now: pinned, or of adapters that run or are about to."""
-        return len(self.held | self.ours.keys()) if self.ours else len(self.held)
+    def slots_short(self) -> int:
+        """Slots too few for one adapter more, beside those that no load can have now: pinned, or of
+        adapters that run or are about to."""
+        if len(self.held) + len(self.ours) < self.slots:
+            return 0
+        return max(0, len(self.held | self.ours.keys()) + 1 - self.slots)
 
     def settle_limit(self) -> None:
         """The places it has: a little above its capacity, fewer in slow start, one for a trial.

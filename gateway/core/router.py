@@ -42,6 +42,7 @@ from shared.ids import AdapterId, ReplicaId
 from shared.messages import AdapterState
 
 _NONE: Tried = frozenset()
+_NOWHERE: Mapping[ReplicaId, Replica] = {}
 _FEW = 8
 
 
@@ -66,8 +67,6 @@ class Router:
         if model is None or isinstance(model, Base):
             return self._pick_base(model, ask)
         holders = self._residency.holders(model)
-        if not holders:
-            return None
         weighed: list[Weighed] = []
         best = self._walk(model, holders, ask, weighed)
         if best is None and weighed:
@@ -138,9 +137,9 @@ class Router:
         if not found:
             return None
         *_, pool, best = min(found)  # below the mean, so below the bound, or below it anyway
-        weighed = self._scales.weigh(pool, best, None, 0, ask, self._scales.per_capacity(pool))
+        weighed = self._scales.weigh(best, None, 0, ask, self._scales.per_capacity(pool))
         if weighed.refused:  # at the bound, as all others are that were not tried
-            weighed = weighed._replace(refused="")
+            weighed.refused = ""
         return Choice(best.id, Kind.HOME, "", False, (weighed,), _NONE)
 
     # -- the walk
@@ -154,36 +153,38 @@ class Router:
     ) -> Weighed | None:
         """The best under its pool's bound; `weighed` gets whoever was looked at closely."""
         best: Weighed | None = None
-        near, using = self._residency.near(adapter), self._fleet.using.get(adapter, {})
+        near, using = self._residency.near(adapter), self._fleet.using.get(adapter, _NOWHERE)
         step, hop_s = 0, self._scales.hop_s
         near_anywhere = bool(near)
         ahead = len(near.keys() | using.keys()) if using else len(near)  # of those: not met yet
         cold_s = self._scales.second_copy_s if near else self._scales.disk_load_s
         for pool in self._fleet.pools.for_adapter(adapter):
             members, per_capacity = pool.members, self._scales.per_capacity(pool)
-            for replica in pool.ring.near(adapter):
-                state = holders.get(replica)
-                if state is None or not (mine := members[replica]).serving:
+            for replica in pool.ring.walk(adapter):
+                state = near.get(replica)
+                here = state is not None or replica in using
+                if state is None and (state := holders.get(replica)) is None:
                     continue
-                here = replica in near or replica in using
+                mine = members[replica]
+                if not mine.serving:
+                    continue
                 if best is not None:
                     far_s = step * hop_s
                     if far_s >= best.expected_s:
                         return best  # the hops alone cost more: nobody further on can win
-                    if best.expected_s <= far_s + cold_s:  # only who has it nearer than disk can
-                        if not ahead:
-                            return best
-                        if not here:
-                            step += 1
-                            continue
+                    if best.expected_s <= far_s + cold_s and not here:
+                        step += 1  # only who has it nearer than disk can
+                        continue
                 ahead -= here
                 this = self._scales.weigh(
-                    pool, mine, state, step, ask, per_capacity, near_elsewhere=near_anywhere
+                    mine, state, step, ask, per_capacity, near_elsewhere=near_anywhere
                 )
                 weighed.append(this)
                 step += 1
                 if not this.refused and (best is None or this.expected_s < best.expected_s):
                     best = this
+                if best is not None and not ahead and best.expected_s <= step * hop_s + cold_s:
+                    return best  # nothing but disks is left
             if len(members) > REACH:
                 best = self._beyond(adapter, pool, holders, step, ask, weighed, best)
         return best
@@ -199,7 +200,7 @@ class Router:
         best: Weighed | None,
     ) -> Weighed | None:
         """Those of a large pool that the walk does not reach: who has it near, who is idle."""
-        met = set(pool.ring.near(adapter))
+        met = set(pool.ring.walk(adapter))
         near = (r for r in self._residency.near(adapter) if r not in met and r in pool.members)
         found = [pool.members[replica] for replica in islice(near, _FEW)]
         if best is None:
@@ -210,9 +211,7 @@ class Router:
             if state is None or not mine.serving or mine.id in met:
                 continue
             met.add(mine.id)
-            this = self._scales.weigh(
-                pool, mine, state, step, ask, per_capacity, near_elsewhere=True
-            )
+            this = self._scales.weigh(mine, state, step, ask, per_capacity, near_elsewhere=True)
             weighed.append(this)
             if not this.refused and (best is None or this.expected_s < best.expected_s):
                 best = this
@@ -251,7 +250,6 @@ class Router:
         near = hops and bool(self._residency.near(AdapterId(model or "")))
         return [
             self._scales.weigh(
-                pool,
                 mine,
                 state,
                 step if hops else 0,
