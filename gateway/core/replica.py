@@ -74,7 +74,7 @@ class Replica:
     share: float = 1.0  # of its places, below 1 in slow start
     leaving_by: float | None = None  # to be drained when others have what it has, or then
     slots_used: int = 0  # reported: adapters in a slot, or on their way to one
-    counted: tuple[int, int] | None = None  # its load and capacity, in the sums of its pool
+    counted: tuple[int, int] = (0, 0)  # its load and capacity, in the sums of its pool
     heap_key: float | None = None  # how busy the pool's heap thinks it is; never too busy
 
     @property

@@ -66,11 +66,10 @@ class Router:
         ask = Ask(tried, claim, now)
         if model is None or isinstance(model, Base):
             return self._pick_base(model, ask)
-        holders = self._residency.holders(model)
         weighed: list[Weighed] = []
-        best = self._walk(model, holders, ask, weighed)
+        best = self._walk(model, ask, weighed)
         if best is None and weighed:
-            best = self._by_their_own_mean(model, holders, ask, weighed)
+            best = self._by_their_own_mean(model, ask, weighed)
         return None if best is None else self._choice(model, best, weighed)
 
     def could_take(self, model: Model, tried: Tried) -> Tried:
@@ -147,13 +146,13 @@ class Router:
     def _walk(
         self,
         adapter: AdapterId,
-        holders: Mapping[ReplicaId, AdapterState],
         ask: Ask,
         weighed: list[Weighed],
     ) -> Weighed | None:
         """The best under its pool's bound; `weighed` gets whoever was looked at closely."""
         best: Weighed | None = None
         near, using = self._residency.near(adapter), self._fleet.using.get(adapter, _NOWHERE)
+        holders: Mapping[ReplicaId, AdapterState] | None = None
         step, hop_s = 0, self._scales.hop_s
         near_anywhere = bool(near)
         ahead = len(near.keys() | using.keys()) if using else len(near)  # of those: not met yet
@@ -163,8 +162,12 @@ class Router:
             for replica in pool.ring.walk(adapter):
                 state = near.get(replica)
                 here = state is not None or replica in using
-                if state is None and (state := holders.get(replica)) is None:
-                    continue
+                if state is None:
+                    if holders is None:
+                        holders = self._residency.holders(adapter)
+                    state = holders.get(replica)
+                    if state is None:
+                        continue
                 mine = members[replica]
                 if not mine.serving:
                     continue
@@ -186,14 +189,13 @@ class Router:
                 if best is not None and not ahead and best.expected_s <= step * hop_s + cold_s:
                     return best  # nothing but disks is left
             if len(members) > REACH:
-                best = self._beyond(adapter, pool, holders, step, ask, weighed, best)
+                best = self._beyond(adapter, pool, step, ask, weighed, best)
         return best
 
     def _beyond(
         self,
         adapter: AdapterId,
         pool: Pool,
-        holders: Mapping[ReplicaId, AdapterState],
         step: int,
         ask: Ask,
         weighed: list[Weighed],
@@ -206,6 +208,7 @@ class Router:
         if best is None:
             found += pool.least_loaded(_FEW, met | ask.tried, claim=ask.claim)
         per_capacity = self._scales.per_capacity(pool)
+        holders = self._residency.holders(adapter)
         for mine in found:
             state = holders.get(mine.id)
             if state is None or not mine.serving or mine.id in met:
@@ -220,7 +223,6 @@ class Router:
     def _by_their_own_mean(
         self,
         adapter: AdapterId,
-        holders: Mapping[ReplicaId, AdapterState],
         ask: Ask,
         weighed: list[Weighed],
     ) -> Weighed | None:
@@ -228,7 +230,8 @@ class Router:
 
         In a large pool that is a look at all of its holders, if there are any with room at all.
         """
-        if len(holders) <= len(weighed) and not any(w.refused == "bound" for w in weighed):
+        holders = len(self._residency.holders(adapter))
+        if holders <= len(weighed) and not any(w.refused == "bound" for w in weighed):
             return None
         candidates = list(self._all(adapter))
         per_capacity = self._scales.their_mean(candidates, ask)

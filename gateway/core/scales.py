@@ -60,8 +60,11 @@ class Scales:
     ) -> None:
         self._residency = residency
         self._load_factor = load_factor
+        self._bound = lru_cache(256)(
+            lambda share: max(int(share + _EPSILON), ceil(share / load_factor - _EPSILON))
+        )
         self._floor = lru_cache(256)(lambda size: max(load_floor, ceil(load_floor_share * size)))
-        self._load_s = {Tier.GPU: 0.0, Tier.HOST: host_load_s, Tier.DISK: disk_load_s}
+        self._assumed_s = {Tier.GPU: 0.0, Tier.HOST: host_load_s, Tier.DISK: disk_load_s}
         self.hop_s = hop_s
         self.disk_load_s = disk_load_s
         self._cold_s = disk_load_s + max(disk_load_s, warm_wait_s)
@@ -102,10 +105,8 @@ class Scales:
         floor = bound = limit
         if per_capacity != inf:
             floor = bound = self._floor(capacity)
-            share = per_capacity * capacity
-            if share > floor:
-                mean = ceil(share / self._load_factor - _EPSILON)
-                bound = max(int(share + _EPSILON), mean)
+            if (share := per_capacity * capacity) > floor:
+                bound = self._bound(share)
         if mine.id in ask.tried:
             refused = "tried"
         elif load >= mine.places(ask.claim):
@@ -116,9 +117,13 @@ class Scales:
         load_s = slot_s = cold_s = crowd_s = 0.0
         if state is not None:
             if state.tier is not _GPU or state.status is not _READY:
-                load_s, slot_s = self._load_terms(mine, state, ask.now)
-                if near_elsewhere and load_s and self.begins_cold(mine, state):
-                    cold_s = self._cold_s
+                load_s, since = self._load_s(mine, state), self._since(mine, state)
+                if since is not None:
+                    load_s = max(0.0, load_s - max(0.0, ask.now - since))
+                else:
+                    slot_s = mine.slots_short() * mine.service_s
+                    if near_elsewhere and load_s and state.tier is _DISK:
+                        cold_s = self._cold_s
             if load > floor:
                 crowd_s = self.disk_load_s * min(1.0, (load - floor) / max(1, bound - floor)) ** 3
         hop_s = step * self.hop_s
@@ -129,7 +134,7 @@ class Scales:
             state,
             step,
             load,
-            min(bound, limit),
+            bound if bound < limit else limit,
             queue_s,
             load_s,
             slot_s,
@@ -140,28 +145,21 @@ class Scales:
 
     def begins_cold(self, mine: Replica, state: AdapterState) -> bool:
         """A request there would start a load from disk, not join one."""
-        return state.tier is _DISK and self.under_way_since(mine, state) is None
+        return state.tier is _DISK and self._since(mine, state) is None
 
-    def _load_terms(self, mine: Replica, state: AdapterState, now: float) -> tuple[float, float]:
-        """(load_s, slot_s) of an adapter that is not in a slot there."""
-        load_s = self._whole_load_s(mine, state)
-        since = self.under_way_since(mine, state)
-        if since is not None:
-            return max(0.0, load_s - max(0.0, now - since)), 0.0
-        return load_s, mine.slots_short() * mine.service_s
-
-    def _whole_load_s(self, mine: Replica, state: AdapterState) -> float:
+    def _load_s(self, mine: Replica, state: AdapterState) -> float:
+        """Of a whole load, from where it is."""
         said, size = mine.said, state.size_bytes
         if said is None or not size or not said.copy_bytes_per_s:
-            return self._load_s[state.tier]
+            return self._assumed_s[state.tier]
         copy_s = size / said.copy_bytes_per_s
         if state.tier is not _DISK:
             return copy_s
         if not said.read_bytes_per_s:
-            return self._load_s[_DISK]
+            return self.disk_load_s
         return copy_s + size / said.read_bytes_per_s
 
-    def under_way_since(self, mine: Replica, state: AdapterState) -> float | None:
+    def _since(self, mine: Replica, state: AdapterState) -> float | None:
         """When its load began there: as reported, or for a request of ours."""
         if state.status is _LOADING:
             return self._residency.loading_since(mine.id, state.adapter)
