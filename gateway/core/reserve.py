@@ -7,10 +7,15 @@ So while several tenants ask, a replica's places are not all for everyone:
     r      = ceil(share * capacity)         none where capacity < 8: an eighth is the most it costs
     common = capacity - r                   places that anyone may have (gateway/core/replica.py)
 
-    beyond `common` only a tenant with    running / weight <= half of sum(running) / sum(weight)
+    beyond `common` only a tenant with
+
+    running <= sum(running) * max(1 / 3, weight / sum(weight) / 2)
 
 `running` is the estimated cost of what it has in flight here and at other gateways, the sums are
-over all that have any: less than half of its weighted share, and so always one that has nothing.
+over all that have any. So it is one beside whom the others hold twice as much, or one below half of
+its weighted share: always one that has nothing, and never a flood, nor either of two. A fleet that
+is full though nobody holds more than a third is too small: places kept back would make it smaller
+yet, and whose turn it is says who comes next.
 
 - The order is the fair queue's. A claim to a last place is the start tag, and while a head waits
   for a common place of a replica, only stronger claims reach into its reserve: nobody passes one
@@ -39,7 +44,8 @@ NONE: Final = math.inf
 """Claims: of one whom nothing is kept from, and of one who has to wait for a place of anyone's."""
 
 _LEAST_CAPACITY: Final = 8
-_MODEST: Final = 0.5
+_A_THIRD: Final = 1 / 3
+_HALF_ITS_SHARE: Final = 0.5
 
 
 def reserved(share: float, capacity: int) -> int:
@@ -86,8 +92,8 @@ class Reserve:
         mine = self._holdings.get(tenant)
         if mine is None:
             return tag
-        mean = self._running / self._weights
-        return tag if mine.here + mine.elsewhere <= _MODEST * mean * mine.weight else NONE
+        modest = max(_A_THIRD, _HALF_ITS_SHARE * mine.weight / self._weights)
+        return tag if mine.running <= modest * self._running else NONE
 
     def lapsed(self, now: float) -> bool:
         """True once, when it is open to all from now on."""

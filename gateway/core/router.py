@@ -273,7 +273,7 @@ class Router:
             ]
             if nearer:
                 awaited = frozenset([w.mine.id for w in nearer])
-                patience = WHILE_FULL if all(w.refused == "full" for w in nearer) else 1
+                patience = 1 if any(w.refused == "bound" for w in nearer) else WHILE_FULL
             telling = [
                 this
                 for this in weighed

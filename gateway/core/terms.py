@@ -14,8 +14,9 @@ from shared.messages import AdapterState, Tier
 Tried = frozenset[ReplicaId]
 
 WHILE_FULL: Final = 4
-"""Times as long a wait for a near place while all who have it are full: then others have hardly a
-place either. Where one is merely at its bound, others have room, and are worth a copy sooner."""
+"""Times as long a wait for a near place while all who have it are full, or keep their last places
+back: then others have hardly a place either. Where one is merely at its bound, others have room,
+and are worth a copy sooner."""
 
 
 class Base(str):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +21,7 @@ SETTINGS: dict[str, Any] = {
     "input_weight": 1.0, "output_weight": 2.0, "warm_wait_s": 0.05, "silence_heartbeats": 1e9,
     "reserve_share": 0.125, "reserve_for_s": 60.0,
 }  # fmt: skip
-A, B, C, D = (TenantId(name) for name in "abcd")
+A, B, C, D, E = (TenantId(name) for name in "abcde")
 SQL, LEGAL = AdapterId("sql"), AdapterId("legal")
 
 
@@ -133,12 +134,24 @@ def test_two_floods_share_what_is_common_and_leave_the_rest_to_who_holds_little(
     assert house.ask(D) == 1
 
 
-def test_who_holds_half_of_its_share_waits_like_everyone() -> None:
+def test_where_four_fill_the_fleet_together_nothing_is_kept_from_them() -> None:
+    house = House()
+    four = A, B, C, D
+    for tenant in four:
+        house.ask(tenant, 64)
+    for _ in range(60):
+        house.end(max(four, key=house.running))
+    assert sorted(house.running(tenant) for tenant in four) == [4, 4, 5, 5]
+    assert house.ask(E) == 0
+    assert house.end(A) == [E], "next in turn, as ever"
+
+
+def test_who_holds_more_than_a_third_of_all_waits_like_everyone() -> None:
     house = House(settings={"reserve_share": 0.25})
     house.ask(B)
     assert house.ask(A, 64) == 11  # 12 of 16 are anyone's
-    assert house.ask(B, 8) == 3, "4 are more than a quarter of 15"
-    assert [house.end(A) for _ in range(3)] == [[], [], []]
+    assert house.ask(B, 8) == 5, "6 are more than a third of 17"
+    assert [house.end(A) for _ in range(5)] == [[], [], [], [], []]
     assert house.end(A) == [B], "a place that is anyone's is for who is next"
 
 
@@ -251,11 +264,33 @@ def test_the_most_that_is_kept_is_the_share_and_a_place_more() -> None:
     assert reserved(0.0, 64) == 0
 
 
-def test_a_holder_of_more_than_half_its_share_has_no_claim() -> None:
+@given(
+    st.lists(st.tuples(st.sampled_from([0.5, 1.0, 3.0]), st.integers(1, 1000)), min_size=1),
+    st.integers(0, 1000),
+)
+def test_whoever_holds_a_third_of_all_has_a_claim_and_of_more_only_half_of_a_great_share(
+    others: list[tuple[float, int]], running: int
+) -> None:
     reserve = Reserve(for_s=60.0)
     reserve.asked(A, 0.0)
     reserve.asked(B, 0.0)
-    reserve.began(A, 1.0, 300.0)
+    for n, (weight, cost) in enumerate(others):
+        reserve.began(TenantId(f"other-{n}"), weight, cost)
+    if running:
+        reserve.began(B, 3.0, running)
+    together = sum(cost for _, cost in others)
+    promised = 3.0 / (3.0 + sum(weight for weight, _ in others))
+    share = running / (together + running)
+    if not math.isclose(share, max(1 / 3, promised / 2)):
+        claims = 2 * running < together or share < promised / 2
+        assert (reserve.claim(B, 5.0, 0.0) < NONE) == claims
+
+
+def test_a_third_of_all_is_a_claim_and_no_more() -> None:
+    reserve = Reserve(for_s=60.0)
+    reserve.asked(A, 0.0)
+    reserve.asked(B, 0.0)
+    reserve.began(A, 1.0, 200.0)
     reserve.began(B, 1.0, 100.0)
     assert reserve.claim(B, 5.0, 0.0) == 5.0
     reserve.began(B, 1.0, 1.0)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.core.fleet import Conduct, Fleet
 from gateway.core.pool import Pool
+from gateway.core.reserve import NONE
 from gateway.core.residency import ResidencyMap
 from gateway.core.ring import AdapterRing
 from gateway.core.router import Choice, Kind, Router
@@ -32,13 +33,14 @@ class World:
     load_factor: float = 1.25
     load_floor: int = 8
     residency: ResidencyMap = field(default_factory=ResidencyMap)
-    fleet: Fleet = field(
-        default_factory=lambda: Fleet(service_s=SERVICE_S, silence_heartbeats=3, vnodes=16)
-    )
+    reserve_share: float = 0.0
     begun: int = 0
     seq: int = 0
 
     def __post_init__(self) -> None:
+        self.fleet = Fleet(
+            service_s=SERVICE_S, silence_heartbeats=3, vnodes=16, reserve_share=self.reserve_share
+        )
         self.router = Router(
             residency=self.residency, fleet=self.fleet,
             scales=Scales(
@@ -240,6 +242,19 @@ def test_a_near_replica_that_is_full_is_waited_for_longer_than_one_at_its_bound(
     world.add(home, Tier.GPU, load=80)
     assert world.pick().awaited == {f"replica-{home}"}
     assert world.pick().patience == WHILE_FULL
+
+
+def test_a_replica_that_keeps_its_last_places_is_waited_for_as_a_full_one() -> None:
+    world = World(load_floor=64, reserve_share=0.25)
+    for i in range(6):
+        world.add(i)
+    home = world.homeward()[0]
+    world.add(home, Tier.GPU, load=48)
+    choice = world.router.pick(SQL, NOBODY, 0, claim=NONE)
+    assert choice is not None
+    assert (choice.cold, choice.awaited) == (True, {f"replica-{home}"})
+    assert choice.patience == WHILE_FULL
+    assert world.pick().replica == f"replica-{home}", "who has a claim goes there"
 
 
 def test_a_request_that_home_failed_is_a_spill_or_warm_elsewhere() -> None:
