@@ -266,21 +266,22 @@ class Router:
     def _choice(self, adapter: AdapterId, best: Weighed, weighed: list[Weighed]) -> Choice:
         state = best.state
         assert state is not None
-        awaited, telling, patience = _NONE, weighed, 1
-        if len(weighed) > 1:
+        cold, awaited, patience, telling = False, _NONE, 1, weighed
+        if best.load_s:
+            cold = self._scales.begins_cold(best.mine, state)
             nearer = [
                 w for w in weighed if w.refused and w.refused != "tried" and w.load_s < best.load_s
             ]
             if nearer:
                 awaited = frozenset([w.mine.id for w in nearer])
                 patience = 1 if any(w.refused == "bound" for w in nearer) else WHILE_FULL
+        if len(weighed) > 1:
             telling = [
                 this
                 for this in weighed
                 if this is best or this.step == 0 or this.expected_s < best.expected_s
             ]
         kind = kind_of(best, home=weighed[0])
-        cold = bool(best.load_s) and self._scales.begins_cold(best.mine, state)
         return Choice(best.mine.id, kind, state.digest, cold, telling, awaited, patience)
 
     def _no_candidate(self, mine: Replica, model: Model) -> CandidateTerms:

@@ -29,7 +29,8 @@ Model = AdapterId | Base | None
 """What decides where a request may go. None: the base model, whichever."""
 
 
-class Ask(NamedTuple):
+@dataclass(slots=True)
+class Ask:
     """Who asks for a place, and when."""
 
     tried: Tried
