@@ -50,7 +50,7 @@ class Partition:
         before = len(owners)
         holders, size = self._residency.holders(adapter), self._residency.size_bytes(adapter)
         for pool in self._fleet.pools.for_adapter(adapter):
-            for replica in pool.ring.walk(adapter):
+            for replica in pool.ring.near(adapter):
                 if len(owners) - before == k:
                     return True
                 room = self.rooms.get(replica)

@@ -10,9 +10,8 @@ BLAKE2b, not Python's, so every gateway and every run draws the same circle. A m
 name and the number of its point: vnode 1 of `replica-1` and vnode 11 of `replica-` must not be one.
 
 The only module that knows uhashring, which draws the circle. Walking it to the end costs time
-proportional to the fleet, so the first `REACH` steps are a question of their own, answered step by
-step: most who ask stop at home. Where adapters stand on the circle is remembered, of at most
-`remembered_max`, and forgotten whenever a replica comes or goes.
+proportional to the fleet, so the first `REACH` steps are a question of their own, and the answers
+are remembered: at most `remembered_max`, forgotten whenever a replica comes or goes.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator
 from hashlib import blake2b
 from typing import Final
 
@@ -41,8 +39,8 @@ class AdapterRing:
         self._replicas: set[ReplicaId] = set()
         self._ring = HashRing(nodes=[], vnodes=vnodes, hash_fn=_point)
         self._drawn: set[ReplicaId] = set()  # those whose points are on it
-        self._circle: tuple[array[int], list[ReplicaId]] | None = None  # points, and whose
-        self._starts: OrderedDict[AdapterId, int] = OrderedDict()  # the first point after each
+        self._circle: tuple[array[int], list[ReplicaId]] | None = None  # points, and whose, twice
+        self._near: OrderedDict[AdapterId, tuple[ReplicaId, ...]] = OrderedDict()
         self._remembered_max = remembered_max
 
     def add(self, replica: ReplicaId) -> None:
@@ -57,29 +55,18 @@ class AdapterRing:
             self._replicas.discard(replica)
             self._changed()
 
-    def walk(self, adapter: AdapterId, steps: int = REACH) -> Iterator[ReplicaId]:
-        """The first replicas of its order, at the price of the steps that are taken."""
-        _, owners = self._circle or self._draw()
-        start = self._starts.get(adapter)
-        if start is None:
-            start = self._start(adapter)
-        steps = min(steps, len(self._replicas))
-        met: set[ReplicaId] = set()
-        for at in range(start - len(owners), start):  # from behind: the end joins the beginning
-            replica = owners[at]
-            if replica not in met:
-                yield replica
-                met.add(replica)
-                if len(met) == steps:
-                    return
-
     def near(self, adapter: AdapterId) -> tuple[ReplicaId, ...]:
         """The first REACH replicas of its order."""
-        return tuple(self.walk(adapter))
+        near = self._near.get(adapter)
+        if near is None:
+            near = self._near[adapter] = self._walk(adapter, REACH)
+            if len(self._near) > self._remembered_max:
+                self._near.popitem(last=False)
+        return near
 
     def order(self, adapter: AdapterId) -> tuple[ReplicaId, ...]:
         """All replicas, the adapter's home first."""
-        return tuple(self.walk(adapter, len(self._replicas)))
+        return self._walk(adapter, len(self._replicas))
 
     @property
     def points(self) -> int:
@@ -87,23 +74,25 @@ class AdapterRing:
 
     def check(self) -> None:
         assert self.points == self._vnodes * len(self._replicas), "points lost to a collision"
-        assert len(self._starts) <= self._remembered_max
-        for adapter, start in self._starts.items():
-            assert start == bisect_right(self._draw()[0], _point(adapter)), (
+        assert len(self._near) <= self._remembered_max
+        for adapter, near in self._near.items():
+            assert near == self.order(adapter)[:REACH], (
                 f"the order of {adapter} is of another fleet"
             )
 
     def _changed(self) -> None:
         self._circle = None
-        self._starts.clear()
+        self._near.clear()
 
-    def _start(self, adapter: AdapterId) -> int:
-        """Where the points after its own begin."""
-        points, _ = self._draw()
-        start = self._starts[adapter] = bisect_right(points, _point(adapter))
-        if len(self._starts) > self._remembered_max:
-            self._starts.popitem(last=False)
-        return start
+    def _walk(self, adapter: AdapterId, steps: int) -> tuple[ReplicaId, ...]:
+        """The owners of the points after the adapter's, each once."""
+        points, owners = self._draw()
+        start = bisect_right(points, _point(adapter))
+        steps = min(steps, len(self._replicas))
+        span = steps + steps // 8  # a few are met twice
+        while len(met := dict.fromkeys(owners[start : start + span])) < steps:
+            span *= 2
+        return tuple(met)[:steps]
 
     def _draw(self) -> tuple[array[int], list[ReplicaId]]:
         """The circle as it is now: its points, and whose they are.
@@ -124,9 +113,9 @@ class AdapterRing:
             points = self._ring.get_points()
             names = {replica + _MARK: replica for replica in self._replicas}
             owners = [names[name] for _, name in points]  # a string a replica, not one a point
-            self._circle = array("Q", [point for point, _ in points]), owners
+            self._circle = array("Q", [point for point, _ in points]), owners * 2
         return self._circle
 
 
 def _point(label: str) -> int:
-    return int.from_bytes(blake2b(label.encode(errors="surrogatepass"), digest_size=8).digest())
+    return int.from_bytes(blake2b(label.encode("utf-8", "surrogatepass"), digest_size=8).digest())

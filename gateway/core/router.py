@@ -159,7 +159,7 @@ class Router:
         cold_s = self._scales.second_copy_s if near else self._scales.disk_load_s
         for pool in self._fleet.pools.for_adapter(adapter):
             members, per_capacity = pool.members, self._scales.per_capacity(pool)
-            for replica in pool.ring.walk(adapter):
+            for replica in pool.ring.near(adapter):
                 state = near.get(replica)
                 here = state is not None or replica in using
                 if state is None:
@@ -202,7 +202,7 @@ class Router:
         best: Weighed | None,
     ) -> Weighed | None:
         """Those of a large pool that the walk does not reach: who has it near, who is idle."""
-        met = set(pool.ring.walk(adapter))
+        met = set(pool.ring.near(adapter))
         near = (r for r in self._residency.near(adapter) if r not in met and r in pool.members)
         found = [pool.members[replica] for replica in islice(near, _FEW)]
         if best is None:

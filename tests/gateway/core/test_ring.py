@@ -60,15 +60,6 @@ def test_the_order_does_not_depend_on_the_order_of_joining(
     assert [one.order(a) for a in adapters] == [other.order(a) for a in adapters]
 
 
-@given(names, adapters, st.integers(1, 9))
-def test_a_walk_is_the_beginning_of_the_order(
-    replicas: list[str], adapters: list[AdapterId], steps: int
-) -> None:
-    ring = ring_of(replicas)
-    for adapter in adapters:
-        assert tuple(ring.walk(adapter, steps)) == ring.order(adapter)[:steps]
-
-
 def test_every_process_draws_the_same_circle() -> None:
     ring = ring_of([f"replica-{i}" for i in range(4)], vnodes=64)
     orders = {name: [r[-1] for r in ring.order(AdapterId(name))] for name in ("legal", "sql", "")}
