@@ -19,7 +19,9 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections import OrderedDict
+from collections.abc import Iterable, Iterator
 from hashlib import blake2b
+from itertools import islice
 from typing import Final
 
 from uhashring import HashRing
@@ -64,6 +66,11 @@ class AdapterRing:
                 self._near.popitem(last=False)
         return near
 
+    def walk(self, adapter: AdapterId) -> Iterable[ReplicaId]:
+        """As `near`, for who may stop at home: nothing more is then looked for, or remembered."""
+        near = self._near.get(adapter)
+        return self._from_home(adapter) if near is None else near
+
     def order(self, adapter: AdapterId) -> tuple[ReplicaId, ...]:
         """All replicas, the adapter's home first."""
         return self._walk(adapter, len(self._replicas))
@@ -83,6 +90,12 @@ class AdapterRing:
     def _changed(self) -> None:
         self._circle = None
         self._near.clear()
+
+    def _from_home(self, adapter: AdapterId) -> Iterator[ReplicaId]:
+        points, owners = self._draw()
+        if points:
+            yield owners[bisect_right(points, _point(adapter))]
+            yield from islice(self.near(adapter), 1, None)
 
     def _walk(self, adapter: AdapterId, steps: int) -> tuple[ReplicaId, ...]:
         """The owners of the points after the adapter's, each once."""

@@ -159,7 +159,7 @@ class Router:
         cold_s = self._scales.second_copy_s if near else self._scales.disk_load_s
         for pool in self._fleet.pools.for_adapter(adapter):
             members, per_capacity = pool.members, self._scales.per_capacity(pool)
-            for replica in pool.ring.near(adapter):
+            for replica in pool.ring.walk(adapter):
                 state = near.get(replica)
                 here = state is not None or replica in using
                 if state is None:
