@@ -139,9 +139,9 @@ class QueueConfig(Settings):
     warm_wait_s: float = Field(0.5, ge=0)
     """How long a request may wait for one that has its adapter; four times that if all are full."""
     reserve_share: float = Field(0.05, ge=0, le=0.5)
-    """Of each replica's places (one at least, of 8 or more), kept for tenants that hold at most a
-    third of all that runs, or half of their fair share: beside a flood, or two, they need not wait
-    for the next to come free. 0: none are kept..."""
+    """Of each replica's places (one at least, of 8 or more), kept for tenants that hold less than
+    half of their fair share, or while few wait less than a third of all: they need not wait for the
+    next to come free. 0: none are kept..."""
     reserve_for_s: float = Field(60, gt=0)
     """...and none once a single tenant alone has asked for this long."""
 

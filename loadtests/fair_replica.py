@@ -21,7 +21,7 @@ import uvloop
 
 from loadtests.fair_setting import DEEP
 from loadtests.fair_simulation import Seen, Tenant
-from loadtests.fairness import ratio
+from loadtests.fair_trial import ratio
 from loadtests.live_fleet import LiveFleet, Shape
 from shared import tasks
 from shared.clock import monotonic

@@ -8,8 +8,8 @@ questions, asked of both:
 - how exactly weights of 3 : 1 are kept;
 - whether the gap of served / weight ever passes the VTC bound (loadtests/fair_simulation.py).
 
-The simulator also says what it would be with no places kept for the light tenant
-(gateway/core/reserve.py), and what they cost the flood.
+The simulator (loadtests/fair_trial.py) also says what it would be with no places kept for the light
+tenant (gateway/core/reserve.py), what they cost the flood, and how it is beside several floods.
 """
 
 from __future__ import annotations
@@ -31,72 +31,21 @@ import uvloop
 from gateway.app import Gateway
 from gateway.config import GatewayConfig
 from gateway.store.embedded import embedded
-from loadtests.fair_setting import ENGINES, LIGHT, NOBODY, SMALL, WEIGHED, flood
+from loadtests.fair_setting import ENGINES, LIGHT, SMALL, WEIGHED, flood
 from loadtests.fair_simulation import (
     INPUT_WEIGHT,
     OUTPUT_WEIGHT,
-    RESERVE_SHARE,
     Seen,
-    Simulation,
     Tenant,
 )
+from loadtests.fair_trial import ratio, shares, simulated
 from loadtests.placed_server import MODEL
 from loadtests.places import Engine
-from loadtests.stats import percentile
 from shared import tasks
 from shared.clock import monotonic
 
 _WARM_S: Final = 25.0  # replicas start slowly, and the first wave ends as one
 _WARM_ALONE_S: Final = 5.0
-_LONG_S: Final = 600.0
-
-
-def _p_ms(seen: Seen, q: float) -> float:
-    return 1000 * percentile(sorted(seen.first_tokens_s), q)
-
-
-def simulated(seed: int) -> dict[str, Any]:
-    """The same questions in virtual time, and the bound among 200 tenants."""
-    weighed = Simulation(WEIGHED, SMALL, Random(seed)).run(60)
-    dice = Random(seed)
-    many = [
-        Tenant(
-            name=f"tenant-{n}",
-            depth=dice.randint(2, 12),
-            weight=dice.choice([1, 1, 2, 3, 5]),
-            prompt=(10, dice.choice([100, 1000, 4000])),
-            output=(1, dice.choice([32, 256, 1024])),
-        )
-        for n in range(200)
-    ]
-    crowd = Simulation(many, Engine(replicas=16), dice).run(120)
-    return {
-        "seed": seed,
-        "light": {name: _lights(engine, seed) for name, engine in ENGINES.items()},
-        "weights": _shares(weighed.tenants["three"], weighed.tenants["one"]),
-        "vtc": {
-            "tenants": len(many),
-            "samples": crowd.samples,
-            "widest_gap": round(crowd.widest_gap),
-            "bound": round(crowd.bound),
-        },
-    }
-
-
-def _lights(engine: Engine, seed: int) -> dict[str, Any]:
-    def run(*tenants: Tenant, share: float) -> dict[str, Seen]:
-        simulation = Simulation(tenants, engine, Random(seed), reserve_share=share)
-        return simulation.run(_LONG_S).tenants
-
-    alone = run(LIGHT, NOBODY, share=RESERVE_SHARE)["light"]
-    kept = run(LIGHT, flood(engine), share=RESERVE_SHARE)
-    none = run(LIGHT, flood(engine), share=0.0)
-    return {
-        "engine": asdict(engine),
-        "with_reserve": ratio(alone, kept["light"]),
-        "without": ratio(alone, none["light"]),
-        "flood_served_against_without": round(kept["flood"].served / none["flood"].served, 4),
-    }
 
 
 @dataclass
@@ -146,7 +95,7 @@ async def live(names: list[str], seed: int, seconds: float) -> dict[str, Any]:
     return {
         "seconds": seconds,
         "light": lights,
-        "weights": _shares(weighed.seen["three"], weighed.seen["one"]),
+        "weights": shares(weighed.seen["three"], weighed.seen["one"]),
         "vtc": {
             "samples": len(weighed.gaps),
             "widest_gap": round(max(weighed.gaps)),
@@ -247,24 +196,6 @@ def _request(key: str, prompt: int, output: int, most: int) -> bytes:
         f"content-type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
-
-
-def ratio(alone: Seen, beside: Seen) -> dict[str, float]:
-    first, second = _p_ms(alone, 99), _p_ms(beside, 99)
-    return {
-        "requests_alone": len(alone.first_tokens_s),
-        "requests_beside": len(beside.first_tokens_s),
-        "p50_alone_ms": round(_p_ms(alone, 50), 1),
-        "p50_beside_ms": round(_p_ms(beside, 50), 1),
-        "p99_alone_ms": round(first, 1),
-        "p99_beside_ms": round(second, 1),
-        "ratio": round(second / first, 3),
-    }
-
-
-def _shares(heavy: Seen, light: Seen) -> dict[str, float]:
-    found = heavy.served / light.served
-    return {"wanted": 3.0, "found": round(found, 3), "off_percent": round(100 * (found / 3 - 1), 2)}
 
 
 def main(

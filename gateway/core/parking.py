@@ -57,13 +57,13 @@ class Parking:
         nearer: Collection[AdapterId],
         now: float,
         *,
-        lapsed: bool = False,
+        opened: bool = False,
     ) -> list[Key]:
         """The keys whose wait is over; they are parked no longer. Any place may help the base.
 
-        `lapsed`: nothing is kept from anybody any more.
+        `opened`: what was kept may be open to them now.
         """
-        over = [key for key, wait in self._waits.items() if wait.kept] if lapsed else []
+        over = [key for key, wait in self._waits.items() if wait.kept] if opened else []
         if freed or nearer:
             over += [
                 key

@@ -7,15 +7,15 @@ So while several tenants ask, a replica's places are not all for everyone:
     r      = ceil(share * capacity)         none where capacity < 8: an eighth is the most it costs
     common = capacity - r                   places that anyone may have (gateway/core/replica.py)
 
-    beyond `common` only a tenant with
-
-    running <= sum(running) * max(1 / 3, weight / sum(weight) / 2)
+    beyond `common` only a tenant with    running / weight <= half of sum(running) / sum(weight)
+    or, while few wait, with              running <= a third of sum(running)
 
 `running` is the estimated cost of what it has in flight here and at other gateways, the sums are
-over all that have any. So it is one beside whom the others hold twice as much, or one below half of
-its weighted share: always one that has nothing, and never a flood, nor either of two. A fleet that
-is full though nobody holds more than a third is too small: places kept back would make it smaller
-yet, and whose turn it is says who comes next.
+over all that have any: less than half of its weighted share, and so always one that has nothing.
+Few wait while the line is no longer than a quarter of what runs: a fleet that is full at times, of
+many tenants, and not flooded. To keep places back would then only make it smaller, for whoever is
+next in turn need not wait long; but what would fill it first is one tenant's, or two tenants',
+flood, before its line has grown, and they hold more than a third.
 
 - The order is the fair queue's. A claim to a last place is the start tag, and while a head waits
   for a common place of a replica, only stronger claims reach into its reserve: nobody passes one
@@ -44,8 +44,9 @@ NONE: Final = math.inf
 """Claims: of one whom nothing is kept from, and of one who has to wait for a place of anyone's."""
 
 _LEAST_CAPACITY: Final = 8
+_MODEST: Final = 0.5
 _A_THIRD: Final = 1 / 3
-_HALF_ITS_SHARE: Final = 0.5
+_FEW: Final = 0.25
 
 
 def reserved(share: float, capacity: int) -> int:
@@ -73,6 +74,8 @@ class Reserve:
         self._for_s = for_s
         self._holdings: dict[TenantId, _Holding] = {}
         self._running = self._weights = 0.0  # sums over the holdings
+        self._requests = 0  # in flight here
+        self._crowded_out = False  # somebody had no claim since too many waited
         self._last: TenantId | None = None  # who asked
         self._others_elsewhere = False  # asked at another gateway since
         self.due = math.inf
@@ -85,22 +88,36 @@ class Reserve:
                 self.due = now + self._for_s
             self._last, self._others_elsewhere = tenant, False
 
-    def claim(self, tenant: TenantId, tag: float, now: float) -> float:
-        """To a replica's last places; less is stronger."""
+    def claim(self, tenant: TenantId, tag: float, now: float, *, waiting: int) -> float:
+        """To a replica's last places, while so many wait; less is stronger."""
         if self.due == math.inf or now >= self.due:
             return FIRST
         mine = self._holdings.get(tenant)
         if mine is None:
             return tag
-        modest = max(_A_THIRD, _HALF_ITS_SHARE * mine.weight / self._weights)
-        return tag if mine.running <= modest * self._running else NONE
+        if mine.running <= _MODEST * self._running * mine.weight / self._weights:
+            return tag
+        if mine.running <= _A_THIRD * self._running:
+            if self._few(waiting):
+                return tag
+            self._crowded_out = True
+        return NONE
 
-    def lapsed(self, now: float) -> bool:
-        """True once, when it is open to all from now on."""
-        over = now >= self.due
-        if over:
+    def opens(self, now: float, *, waiting: int) -> bool:
+        """From now on it is open to all, or, since few wait again, to more."""
+        return now >= self.due or (self._crowded_out and self._few(waiting))
+
+    def opened(self, now: float, *, waiting: int) -> bool:
+        """True once when it `opens`."""
+        opens = self.opens(now, waiting=waiting)
+        if opens:
+            self._crowded_out = False
+        if now >= self.due:
             self.due = math.inf
-        return over
+        return opens
+
+    def _few(self, waiting: int) -> bool:
+        return waiting <= _FEW * self._requests
 
     # -- what runs
 
@@ -113,11 +130,13 @@ class Reserve:
         mine.weight = weight
         mine.here += cost
         mine.requests += 1
+        self._requests += 1
 
     def ended(self, tenant: TenantId, cost: float) -> None:
         """`cost` as it began."""
         mine = self._holdings[tenant]
         mine.requests -= 1
+        self._requests -= 1
         self._running -= cost
         mine.here = mine.here - cost if mine.requests else 0.0
         self._forget_if_idle(tenant, mine)
@@ -146,6 +165,7 @@ class Reserve:
     def check(self) -> None:
         holdings = self._holdings.values()
         assert all(mine.requests or mine.elsewhere for mine in holdings)
+        assert self._requests == sum(mine.requests for mine in holdings)
         running, weights = sum(m.running for m in holdings), sum(m.weight for m in holdings)
         assert math.isclose(self._running, running, rel_tol=1e-6, abs_tol=1e-3)
         assert math.isclose(self._weights, weights, rel_tol=1e-6, abs_tol=1e-6)

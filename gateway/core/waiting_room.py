@@ -152,7 +152,7 @@ class WaitingRoom:
 
     def claim(self, tenant: TenantId, now: float) -> float:
         """Of the tenant whose turn it is, or of anyone while nobody waits."""
-        return self._reserve.claim(tenant, self._queue.turn, now)
+        return self._reserve.claim(tenant, self._queue.turn, now, waiting=len(self._queue))
 
     # -- passing over
 
@@ -187,9 +187,9 @@ class WaitingRoom:
 
     def wake(self, now: float) -> None:
         """Offer again every line that has seen what it waits for."""
-        lapsed = self._reserve.lapsed(now)
+        opened = self._reserve.opened(now, waiting=len(self._queue))
         if self._parking:
-            for key in self._parking.wake(self._freed, self._nearer, now, lapsed=lapsed):
+            for key in self._parking.wake(self._freed, self._nearer, now, opened=opened):
                 self._queue.unpark(key)
         self._freed.clear()
         self._nearer.clear()
@@ -212,7 +212,8 @@ class WaitingRoom:
 
     def next_wakeup(self, now: float) -> float:
         """When somebody's patience or time ends; `now` when somebody has what it waits for."""
-        if self._parking and (self._freed or self._nearer):
+        opens = self._reserve.opens(now, waiting=len(self._queue))
+        if self._parking and (self._freed or self._nearer or opens):
             return now
         first = next(iter(self._tickets.values()), None)
         expiry = first.entered_at + self._ttl_s if first is not None else math.inf

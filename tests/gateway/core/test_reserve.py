@@ -134,24 +134,51 @@ def test_two_floods_share_what_is_common_and_leave_the_rest_to_who_holds_little(
     assert house.ask(D) == 1
 
 
-def test_where_four_fill_the_fleet_together_nothing_is_kept_from_them() -> None:
+def test_four_floods_leave_the_rest_to_who_holds_little_as_soon_as_their_lines_are_long() -> None:
     house = House()
-    four = A, B, C, D
-    for tenant in four:
+    for tenant in (A, B, C, D):
         house.ask(tenant, 64)
-    for _ in range(60):
-        house.end(max(four, key=house.running))
-    assert sorted(house.running(tenant) for tenant in four) == [4, 4, 5, 5]
-    assert house.ask(E) == 0
-    assert house.end(A) == [E], "next in turn, as ever"
+    for _ in range(40):
+        house.end(max((A, B, C, D), key=house.running))
+    assert sum(house.running(tenant) for tenant in (A, B, C, D)) == 14
+    assert house.ask(E, 2) == 2
 
 
-def test_who_holds_more_than_a_third_of_all_waits_like_everyone() -> None:
+def test_nothing_is_kept_from_several_whose_lines_are_short() -> None:
+    house = House()
+    for _ in range(5):
+        for tenant in (A, B, C, D):
+            house.ask(tenant)
+    assert [house.running(tenant) for tenant in (A, B, C, D)] == [5, 5, 4, 4]
+    house.ask(A)
+    house.ask(B)
+    assert house.core.queued == 4, "no more than a quarter of 18"
+    assert house.end(A) == [C]
+    house.ask(C, 4)
+    assert house.end(A) == [], "now many wait"
+
+
+def test_who_was_kept_from_a_place_has_it_once_few_wait() -> None:
+    house = House()
+    for _ in range(4):
+        for tenant in (A, B, C, D):
+            house.ask(tenant)
+    house.ask(A, 64)
+    assert house.end(A) == []
+    late = [RequestId(str(house.asked - n)) for n in range(61)]
+    assert house.core.next_wakeup(house.now) != house.now
+    for request in late:
+        house.core.cancel(request, house.now)
+    assert house.core.next_wakeup(house.now) == house.now
+    assert house.poll() == [A] * 3
+
+
+def test_who_holds_half_of_its_share_waits_like_everyone() -> None:
     house = House(settings={"reserve_share": 0.25})
     house.ask(B)
     assert house.ask(A, 64) == 11  # 12 of 16 are anyone's
-    assert house.ask(B, 8) == 5, "6 are more than a third of 17"
-    assert [house.end(A) for _ in range(5)] == [[], [], [], [], []]
+    assert house.ask(B, 8) == 3, "4 are more than a quarter of 15"
+    assert [house.end(A) for _ in range(3)] == [[], [], []]
     assert house.end(A) == [B], "a place that is anyone's is for who is next"
 
 
@@ -253,8 +280,8 @@ def test_the_sums_are_what_they_sum_and_who_has_nothing_has_a_claim(
         elif running:
             reserve.ended(*running.pop(this % len(running)))
         reserve.check()
-        assert reserve.claim(TenantId("new"), 7.0, 1.0) == 7.0
-    assert reserve.claim(A, 7.0, 60.0) == FIRST
+        assert reserve.claim(TenantId("new"), 7.0, 1.0, waiting=99) == 7.0
+    assert reserve.claim(A, 7.0, 60.0, waiting=99) == FIRST
 
 
 def test_the_most_that_is_kept_is_the_share_and_a_place_more() -> None:
@@ -266,36 +293,36 @@ def test_the_most_that_is_kept_is_the_share_and_a_place_more() -> None:
 
 @given(
     st.lists(st.tuples(st.sampled_from([0.5, 1.0, 3.0]), st.integers(1, 1000)), min_size=1),
-    st.integers(0, 1000),
+    st.integers(1, 1000),
+    st.integers(0, 20),
 )
-def test_whoever_holds_a_third_of_all_has_a_claim_and_of_more_only_half_of_a_great_share(
-    others: list[tuple[float, int]], running: int
+def test_more_than_half_its_share_is_no_claim_and_while_few_wait_more_than_a_third_of_all(
+    others: list[tuple[float, int]], running: int, waiting: int
 ) -> None:
     reserve = Reserve(for_s=60.0)
     reserve.asked(A, 0.0)
     reserve.asked(B, 0.0)
     for n, (weight, cost) in enumerate(others):
         reserve.began(TenantId(f"other-{n}"), weight, cost)
-    if running:
-        reserve.began(B, 3.0, running)
-    together = sum(cost for _, cost in others)
-    promised = 3.0 / (3.0 + sum(weight for weight, _ in others))
-    share = running / (together + running)
-    if not math.isclose(share, max(1 / 3, promised / 2)):
-        claims = 2 * running < together or share < promised / 2
-        assert (reserve.claim(B, 5.0, 0.0) < NONE) == claims
+    reserve.began(B, 3.0, running)
+    share = running / (running + sum(cost for _, cost in others))
+    most = 3.0 / (3.0 + sum(weight for weight, _ in others)) / 2
+    if 4 * waiting <= len(others) + 1:
+        most = max(most, 1 / 3)
+    if not math.isclose(share, most):
+        assert (reserve.claim(B, 5.0, 0.0, waiting=waiting) < NONE) == (share < most)
 
 
-def test_a_third_of_all_is_a_claim_and_no_more() -> None:
+def test_a_holder_of_more_than_half_its_share_has_no_claim() -> None:
     reserve = Reserve(for_s=60.0)
     reserve.asked(A, 0.0)
     reserve.asked(B, 0.0)
-    reserve.began(A, 1.0, 200.0)
+    reserve.began(A, 1.0, 300.0)
     reserve.began(B, 1.0, 100.0)
-    assert reserve.claim(B, 5.0, 0.0) == 5.0
+    assert reserve.claim(B, 5.0, 0.0, waiting=9) == 5.0
     reserve.began(B, 1.0, 1.0)
-    assert reserve.claim(B, 5.0, 0.0) == NONE
-    assert reserve.claim(A, 5.0, 0.0) == NONE
+    assert reserve.claim(B, 5.0, 0.0, waiting=9) == NONE
+    assert reserve.claim(A, 5.0, 0.0, waiting=9) == NONE
     reserve.ended(B, 1.0)
     with pytest.raises(KeyError):
         reserve.ended(C, 1.0)
