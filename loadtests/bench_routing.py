@@ -1,21 +1,23 @@
-"""What one routing decision costs: `python -m loadtests.bench_routing -o FILE`.
+"""What one routing decision costs, and that it does not grow with the fleet.
 
-A dispatcher as the gateway makes it, with `--replicas` replicas of 16 places and 16 slots on one
-store of `--adapters` adapters. Each adapter is in host memory (the first at each replica in a slot)
-of its first replicas on the ring: as many as would be half full of its requests, as the planner
-has it, up to REACH. Requests for adapters drawn by Zipf 1.1 are sent, as many as `--load` of all
-places; those that would have to wait are left out, and `in_flight` says how many run. Then, one by
-one and with that many kept in flight, microseconds of one core:
+`python -m loadtests.bench_routing -o FILE` makes a dispatcher as the gateway makes it, for each
+`--replicas`: so many of 16 places and 16 slots on one store with `--adapters` for each of them.
+Each adapter is in host memory (the first at each replica in a slot) of its first replicas on the
+ring: as many as would be half full of its requests, as the planner has it, up to REACH. Requests
+for adapters drawn by Zipf 1.1 are sent, as many as `--load` of all places; those that would have to
+wait are left out, and `in_flight` says how many run. Then, one by one and with that many kept in
+flight, microseconds of one core:
 
-    place     the production path of a request that need not wait: the router's pick, its count, its
+    pick      the router's decision alone: nothing is counted or sent
+    place     the production path of a request that need not wait: that decision, its count, its
               tenant's charge
     refused   the same of one that has to wait: it is told so, and takes the queue's path
     finish    the end of another, which keeps the load where it is
 
     zipf      adapters drawn as the load was: the usual ones are remembered, in the ring's memory
               and in the processor's
-    any       each adapter as likely as another: nearly none is remembered anywhere, so this is the
-              price of a cold look
+    any       each adapter as likely as another: in a large fleet nearly none is remembered
+              anywhere, so this is the price of a cold look
 
 The clock is read twice a call, which is in the figures (`clock_us`). The collector of cycles is set
 as the gateway sets it (gateway/app.py).
@@ -48,11 +50,14 @@ _HOST: Final = 128
 _SKEW: Final = 1.1
 _TENANTS: Final = 100
 _STORE: Final = "store"
+_FLEETS: Final = [10, 100, 1000]
 
 
 class Bench:
     def __init__(self, *, replicas: int, adapters: int, load: float, seed: int) -> None:
         config = GatewayConfig()
+        self.replicas = replicas
+        self.adapters = adapters
         self._dice = Random(seed)
         self._names = [AdapterId(f"adapter-{number}") for number in range(adapters)]
         self._ranks = list(accumulate(rank**-_SKEW for rank in range(1, adapters + 1)))
@@ -77,6 +82,15 @@ class Bench:
 
     def any(self) -> AdapterId:
         return self._names[int(self._dice.random() * len(self._names))]
+
+    def picks(self, adapters: list[AdapterId]) -> dict[str, float]:
+        core = self._core
+        took_s: list[float] = []
+        for adapter in adapters:
+            begun = perf_counter()
+            core.choice(adapter, 0.0)
+            took_s.append(perf_counter() - begun)
+        return _us(took_s)
 
     def measure(self, adapters: list[AdapterId]) -> dict[str, Any]:
         core, flying = self._core, self._flying
@@ -167,33 +181,46 @@ def _clock_us(reads: int = 10_000) -> float:
 
 
 def main(
-    replicas: Annotated[int, typer.Option(min=1, help="Of the fleet.")] = 1000,
-    adapters: Annotated[int, typer.Option(min=1, help="In its store.")] = 100_000,
+    replicas: Annotated[list[int], typer.Option(min=1, help="Of each fleet.")] = _FLEETS,
+    adapters: Annotated[int, typer.Option(min=1, help="In the store, for each replica.")] = 100,
     load: Annotated[float, typer.Option(min=0, max=1, help="Sent before, of all places.")] = 0.25,
-    decisions: Annotated[int, typer.Option(min=1, help="Measured, each way.")] = 20_000,
+    decisions: Annotated[int, typer.Option(min=1, help="Measured, each way.")] = 10_000,
     seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 1,
     output: Annotated[Path | None, typer.Option("-o", help="JSON file.")] = None,
 ) -> None:
-    """Time the production dispatcher on a fleet that is kept at a load."""
-    bench = Bench(replicas=replicas, adapters=adapters, load=load, seed=seed)
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(100_000, 20, 20)
-    bench.measure([bench.popular() for _ in range(decisions // 4)])  # the interpreter warms up
-    told: dict[str, Any] = {
+    """Time the production dispatcher on fleets that are kept at a load."""
+    sizes = " ".join(f"--replicas {size}" for size in replicas)
+    told = {
         "command": (
-            f"python -m loadtests.bench_routing --replicas {replicas} --adapters {adapters} "
+            f"python -m loadtests.bench_routing {sizes} --adapters {adapters} "
             f"--load {load} --decisions {decisions} --seed {seed}"
         ),
-        "in_flight": bench.in_flight,
         "clock_us": _clock_us(),
-        "zipf": bench.measure([bench.popular() for _ in range(decisions)]),
-        "any": bench.measure([bench.any() for _ in range(decisions)]),
+        "fleets": [
+            _fleet_told(Bench(replicas=n, adapters=n * adapters, load=load, seed=seed), decisions)
+            for n in replicas
+        ],
     }
     data = orjson.dumps(told, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
     if output is not None:
         output.write_bytes(data)
     typer.echo(data)
+
+
+def _fleet_told(bench: Bench, decisions: int) -> dict[str, Any]:
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 20)
+    bench.measure([bench.popular() for _ in range(decisions // 2)])  # the interpreter warms up
+    told: dict[str, Any] = {
+        "replicas": bench.replicas,
+        "adapters": bench.adapters,
+        "in_flight": bench.in_flight,
+    }
+    for name, draw in (("zipf", bench.popular), ("any", bench.any)):
+        picks = bench.picks([draw() for _ in range(decisions)])
+        told[name] = {"pick": picks, **bench.measure([draw() for _ in range(decisions)])}
+    return told
 
 
 if __name__ == "__main__":

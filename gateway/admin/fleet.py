@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp import web
 
 from gateway.admin.call import Route, answer, asked, listed
-from gateway.admin.rows import chosen, replica_row
+from gateway.admin.rows import replica_row
 from gateway.admin.tenants import named
 from gateway.core.dispatcher import Base, Dispatcher, ReplicaView
 from gateway.errors import ModelNotFound
@@ -86,17 +86,18 @@ class Fleet:
         model = asked(request, "model")
         if not (self._dispatcher.knows(model) and self._registry.may_use(tenant, model)):
             raise ModelNotFound(model)
-        base = model in self._dispatcher.bases()
-        terms = self._dispatcher.explain(Base(model) if base else AdapterId(model), self._clock())
+        what = Base(model) if model in self._dispatcher.bases() else AdapterId(model)
+        now = self._clock()
+        choice = self._dispatcher.choice(what, now)
         return answer(
             {
                 "tenant": tenant.id,
                 "model": model,
-                "chosen": chosen(terms, base=base),
+                "chosen": None if choice is None else choice.replica,
                 "owners": self._dispatcher.owners(AdapterId(model)),
                 "candidates": [
                     {**asdict(one), "expected_s": one.expected_s, "refused": one.refused}
-                    for one in terms
+                    for one in self._dispatcher.explain(what, now)
                 ],
             }
         )

@@ -7,11 +7,9 @@ from dataclasses import asdict
 from typing import Any
 
 from gateway.core.dispatcher import ReplicaView
-from gateway.core.router import CandidateTerms
 from gateway.state.prices import NANO
 from gateway.state.quota import LimitLine
 from gateway.state.tenants import Key
-from shared.ids import ReplicaId
 from shared.messages import AdapterState, AdapterStatus, Tier
 
 
@@ -64,11 +62,3 @@ def adapter_row(name: str, places: list[tuple[ReplicaView, AdapterState]]) -> di
         "replicas": [view.replica for view, _ in places],
         "places": rows,
     }
-
-
-def chosen(terms: tuple[CandidateTerms, ...], *, base: bool) -> ReplicaId | None:
-    """By the router's rule: base candidates come in its order, else least expected, earlier one."""
-    free = [one for one in terms if not one.refused and math.isfinite(one.expected_s)]
-    if not free:
-        return None
-    return free[0].replica if base else min(free, key=lambda one: one.expected_s).replica

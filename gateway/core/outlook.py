@@ -13,7 +13,7 @@ from gateway.core.replica import ReplicaState
 from gateway.core.residency import ResidencyMap
 from gateway.core.router import CandidateTerms, Router
 from gateway.core.scales import Scales
-from gateway.core.terms import Model
+from gateway.core.terms import Choice, Model
 from shared.ids import AdapterId, ReplicaId
 
 
@@ -78,6 +78,10 @@ class Outlook:
     def digests(self, adapter: AdapterId) -> frozenset[str]:
         """Every version of it that is served; more than one while a new one is rolled out."""
         return frozenset(state.digest for state in self._residency.holders(adapter).values())
+
+    def choice(self, model: Model, now: float) -> Choice | None:
+        """Where a request would go; None while nobody has room for it. Nothing is sent."""
+        return self._router.pick(model, frozenset(), now)
 
     def explain(self, model: Model, now: float) -> tuple[CandidateTerms, ...]:
         """Every replica with its terms, and why it could not be taken; nothing is sent."""

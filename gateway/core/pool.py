@@ -26,6 +26,8 @@ from gateway.core.ring import AdapterRing
 from shared.ids import AdapterId, ReplicaId
 from shared.messages import ReplicaReport
 
+_NOTHING: Final = (0, 0)
+
 
 class PoolKey(NamedTuple):
     max_rank: int  # 0: it did not say
@@ -53,20 +55,18 @@ class Pool:
         self.note(mine)
 
     def remove(self, mine: Replica) -> None:
-        self._discount(mine)
+        self._count(mine, _NOTHING)
         mine.heap_key = None
         del self.members[mine.id]
         self.ring.remove(mine.id)
 
     def note(self, mine: Replica) -> None:
         """Its load, places or standing may have changed."""
-        self._discount(mine)
         if not mine.open:
+            self._count(mine, _NOTHING)
             return
-        mine.counted = (mine.load, mine.capacity)
-        self.load += mine.load
-        self.capacity += mine.capacity
-        busy = mine.load / mine.capacity if mine.capacity else float(mine.load)
+        self._count(mine, (mine.load, mine.capacity))
+        busy = mine.busy
         if mine.heap_key is None or busy < mine.heap_key:
             mine.heap_key = busy
             heappush(self._heap, (busy, mine.id))
@@ -109,11 +109,11 @@ class Pool:
         by_load = sorted(opened, key=lambda mine: (mine.busy, mine.id))
         assert self.least_loaded(len(self.members)) == by_load, "the heap lost somebody"
 
-    def _discount(self, mine: Replica) -> None:
-        if mine.counted is not None:
-            self.load -= mine.counted[0]
-            self.capacity -= mine.counted[1]
-            mine.counted = None
+    def _count(self, mine: Replica, now: tuple[int, int]) -> None:
+        load, capacity = mine.counted
+        self.load += now[0] - load
+        self.capacity += now[1] - capacity
+        mine.counted = now
 
     def _rebuild(self) -> None:
         """Leave the keys that were overtaken behind."""

@@ -74,7 +74,7 @@ class Replica:
     share: float = 1.0  # of its places, below 1 in slow start
     leaving_by: float | None = None  # to be drained when others have what it has, or then
     slots_used: int = 0  # reported: adapters in a slot, or on their way to one
-    counted: tuple[int, int] | None = None  # its load and capacity, in the sums of its pool
+    counted: tuple[int, int] = (0, 0)  # its load and capacity, in the sums of its pool
     heap_key: float | None = None  # how busy the pool's heap thinks it is; never too busy
 
     @property
@@ -99,9 +99,12 @@ class Replica:
     def draining(self) -> bool:
         return self.drained or (self.said is not None and self.said.draining)
 
-    def slots_held(self) -> int:
-        """Slots that no load can have now: pinned, or of adapters that run or are about to."""
-        return len(self.held | self.ours.keys()) if self.ours else len(self.held)
+    def slots_short(self) -> int:
+        """Slots too few for one adapter more, beside those that no load can have now: pinned, or of
+        adapters that run or are about to."""
+        if len(self.held) + len(self.ours) < self.slots:
+            return 0
+        return max(0, len(self.held | self.ours.keys()) + 1 - self.slots)
 
     def settle_limit(self) -> None:
         """The places it has: a little above its capacity, fewer in slow start, one for a trial.

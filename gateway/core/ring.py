@@ -16,9 +16,12 @@ are remembered: at most `remembered_max`, forgotten whenever a replica comes or 
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
 from collections import OrderedDict
+from collections.abc import Iterable, Iterator
 from hashlib import blake2b
+from itertools import islice
 from typing import Final
 
 from uhashring import HashRing
@@ -38,7 +41,7 @@ class AdapterRing:
         self._replicas: set[ReplicaId] = set()
         self._ring = HashRing(nodes=[], vnodes=vnodes, hash_fn=_point)
         self._drawn: set[ReplicaId] = set()  # those whose points are on it
-        self._circle: tuple[list[int], list[ReplicaId]] | None = None  # points, and whose
+        self._circle: tuple[array[int], list[ReplicaId]] | None = None  # points, and whose, twice
         self._near: OrderedDict[AdapterId, tuple[ReplicaId, ...]] = OrderedDict()
         self._remembered_max = remembered_max
 
@@ -63,6 +66,11 @@ class AdapterRing:
                 self._near.popitem(last=False)
         return near
 
+    def walk(self, adapter: AdapterId) -> Iterable[ReplicaId]:
+        """As `near`, for who may stop at home: nothing more is then looked for, or remembered."""
+        near = self._near.get(adapter)
+        return self._from_home(adapter) if near is None else near
+
     def order(self, adapter: AdapterId) -> tuple[ReplicaId, ...]:
         """All replicas, the adapter's home first."""
         return self._walk(adapter, len(self._replicas))
@@ -83,20 +91,23 @@ class AdapterRing:
         self._circle = None
         self._near.clear()
 
+    def _from_home(self, adapter: AdapterId) -> Iterator[ReplicaId]:
+        points, owners = self._draw()
+        if points:
+            yield owners[bisect_right(points, _point(adapter))]
+            yield from islice(self.near(adapter), 1, None)
+
     def _walk(self, adapter: AdapterId, steps: int) -> tuple[ReplicaId, ...]:
         """The owners of the points after the adapter's, each once."""
         points, owners = self._draw()
+        start = bisect_right(points, _point(adapter))
         steps = min(steps, len(self._replicas))
-        met: dict[ReplicaId, None] = {}
-        at = bisect_right(points, _point(adapter))
-        while len(met) < steps:
-            if at >= len(owners):
-                at = 0
-            met[owners[at]] = None
-            at += 1
-        return tuple(met)
+        span = steps + steps // 8  # a few are met twice
+        while len(met := dict.fromkeys(owners[start : start + span])) < steps:
+            span *= 2
+        return tuple(met)[:steps]
 
-    def _draw(self) -> tuple[list[int], list[ReplicaId]]:
+    def _draw(self) -> tuple[array[int], list[ReplicaId]]:
         """The circle as it is now: its points, and whose they are.
 
         uhashring sorts all points at each change, so a fleet that comes at once is drawn at once.
@@ -113,10 +124,11 @@ class AdapterRing:
                     self._ring.add_node(replica + _MARK)
             self._drawn = set(self._replicas)
             points = self._ring.get_points()
-            owners = [ReplicaId(name.removesuffix(_MARK)) for _, name in points]
-            self._circle = [point for point, _ in points], owners
+            names = {replica + _MARK: replica for replica in self._replicas}
+            owners = [names[name] for _, name in points]  # a string a replica, not one a point
+            self._circle = array("Q", [point for point, _ in points]), owners * 2
         return self._circle
 
 
 def _point(label: str) -> int:
-    return int.from_bytes(blake2b(label.encode(errors="surrogatepass"), digest_size=8).digest())
+    return int.from_bytes(blake2b(label.encode("utf-8", "surrogatepass"), digest_size=8).digest())

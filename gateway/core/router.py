@@ -42,6 +42,7 @@ from shared.ids import AdapterId, ReplicaId
 from shared.messages import AdapterState
 
 _NONE: Tried = frozenset()
+_NOWHERE: Mapping[ReplicaId, Replica] = {}
 _FEW = 8
 
 
@@ -65,13 +66,10 @@ class Router:
         ask = Ask(tried, claim, now)
         if model is None or isinstance(model, Base):
             return self._pick_base(model, ask)
-        holders = self._residency.holders(model)
-        if not holders:
-            return None
         weighed: list[Weighed] = []
-        best = self._walk(model, holders, ask, weighed)
+        best = self._walk(model, ask, weighed)
         if best is None and weighed:
-            best = self._by_their_own_mean(model, holders, ask, weighed)
+            best = self._by_their_own_mean(model, ask, weighed)
         return None if best is None else self._choice(model, best, weighed)
 
     def could_take(self, model: Model, tried: Tried) -> Tried:
@@ -138,9 +136,9 @@ class Router:
         if not found:
             return None
         *_, pool, best = min(found)  # below the mean, so below the bound, or below it anyway
-        weighed = self._scales.weigh(pool, best, None, 0, ask, self._scales.per_capacity(pool))
+        weighed = self._scales.weigh(best, None, 0, ask, self._scales.per_capacity(pool))
         if weighed.refused:  # at the bound, as all others are that were not tried
-            weighed = weighed._replace(refused="")
+            weighed.refused = ""
         return Choice(best.id, Kind.HOME, "", False, (weighed,), _NONE)
 
     # -- the walk
@@ -148,51 +146,56 @@ class Router:
     def _walk(
         self,
         adapter: AdapterId,
-        holders: Mapping[ReplicaId, AdapterState],
         ask: Ask,
         weighed: list[Weighed],
     ) -> Weighed | None:
         """The best under its pool's bound; `weighed` gets whoever was looked at closely."""
         best: Weighed | None = None
-        near, using = self._residency.near(adapter), self._fleet.using.get(adapter, {})
+        near, using = self._residency.near(adapter), self._fleet.using.get(adapter, _NOWHERE)
+        holders: Mapping[ReplicaId, AdapterState] | None = None
         step, hop_s = 0, self._scales.hop_s
         near_anywhere = bool(near)
         ahead = len(near.keys() | using.keys()) if using else len(near)  # of those: not met yet
         cold_s = self._scales.second_copy_s if near else self._scales.disk_load_s
         for pool in self._fleet.pools.for_adapter(adapter):
             members, per_capacity = pool.members, self._scales.per_capacity(pool)
-            for replica in pool.ring.near(adapter):
-                state = holders.get(replica)
-                if state is None or not (mine := members[replica]).serving:
+            for replica in pool.ring.walk(adapter):
+                state = near.get(replica)
+                here = state is not None or replica in using
+                if state is None:
+                    if holders is None:
+                        holders = self._residency.holders(adapter)
+                    state = holders.get(replica)
+                    if state is None:
+                        continue
+                mine = members[replica]
+                if not mine.serving:
                     continue
-                here = replica in near or replica in using
                 if best is not None:
                     far_s = step * hop_s
                     if far_s >= best.expected_s:
                         return best  # the hops alone cost more: nobody further on can win
-                    if best.expected_s <= far_s + cold_s:  # only who has it nearer than disk can
-                        if not ahead:
-                            return best
-                        if not here:
-                            step += 1
-                            continue
+                    if best.expected_s <= far_s + cold_s and not here:
+                        step += 1  # only who has it nearer than disk can
+                        continue
                 ahead -= here
                 this = self._scales.weigh(
-                    pool, mine, state, step, ask, per_capacity, near_elsewhere=near_anywhere
+                    mine, state, step, ask, per_capacity, near_elsewhere=near_anywhere
                 )
                 weighed.append(this)
                 step += 1
                 if not this.refused and (best is None or this.expected_s < best.expected_s):
                     best = this
+                if best is not None and not ahead and best.expected_s <= step * hop_s + cold_s:
+                    return best  # nothing but disks is left
             if len(members) > REACH:
-                best = self._beyond(adapter, pool, holders, step, ask, weighed, best)
+                best = self._beyond(adapter, pool, step, ask, weighed, best)
         return best
 
     def _beyond(
         self,
         adapter: AdapterId,
         pool: Pool,
-        holders: Mapping[ReplicaId, AdapterState],
         step: int,
         ask: Ask,
         weighed: list[Weighed],
@@ -205,14 +208,13 @@ class Router:
         if best is None:
             found += pool.least_loaded(_FEW, met | ask.tried, claim=ask.claim)
         per_capacity = self._scales.per_capacity(pool)
+        holders = self._residency.holders(adapter)
         for mine in found:
             state = holders.get(mine.id)
             if state is None or not mine.serving or mine.id in met:
                 continue
             met.add(mine.id)
-            this = self._scales.weigh(
-                pool, mine, state, step, ask, per_capacity, near_elsewhere=True
-            )
+            this = self._scales.weigh(mine, state, step, ask, per_capacity, near_elsewhere=True)
             weighed.append(this)
             if not this.refused and (best is None or this.expected_s < best.expected_s):
                 best = this
@@ -221,7 +223,6 @@ class Router:
     def _by_their_own_mean(
         self,
         adapter: AdapterId,
-        holders: Mapping[ReplicaId, AdapterState],
         ask: Ask,
         weighed: list[Weighed],
     ) -> Weighed | None:
@@ -229,7 +230,8 @@ class Router:
 
         In a large pool that is a look at all of its holders, if there are any with room at all.
         """
-        if len(holders) <= len(weighed) and not any(w.refused == "bound" for w in weighed):
+        holders = len(self._residency.holders(adapter))
+        if holders <= len(weighed) and not any(w.refused == "bound" for w in weighed):
             return None
         candidates = list(self._all(adapter))
         per_capacity = self._scales.their_mean(candidates, ask)
@@ -251,7 +253,6 @@ class Router:
         near = hops and bool(self._residency.near(AdapterId(model or "")))
         return [
             self._scales.weigh(
-                pool,
                 mine,
                 state,
                 step if hops else 0,
@@ -265,21 +266,22 @@ class Router:
     def _choice(self, adapter: AdapterId, best: Weighed, weighed: list[Weighed]) -> Choice:
         state = best.state
         assert state is not None
-        awaited, telling, patience = _NONE, weighed, 1
-        if len(weighed) > 1:
+        cold, awaited, patience, telling = False, _NONE, 1, weighed
+        if best.load_s:
+            cold = self._scales.begins_cold(best.mine, state)
             nearer = [
                 w for w in weighed if w.refused and w.refused != "tried" and w.load_s < best.load_s
             ]
             if nearer:
                 awaited = frozenset([w.mine.id for w in nearer])
                 patience = 1 if any(w.refused == "bound" for w in nearer) else WHILE_FULL
+        if len(weighed) > 1:
             telling = [
                 this
                 for this in weighed
                 if this is best or this.step == 0 or this.expected_s < best.expected_s
             ]
         kind = kind_of(best, home=weighed[0])
-        cold = bool(best.load_s) and self._scales.begins_cold(best.mine, state)
         return Choice(best.mine.id, kind, state.digest, cold, telling, awaited, patience)
 
     def _no_candidate(self, mine: Replica, model: Model) -> CandidateTerms:

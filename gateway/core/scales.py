@@ -28,8 +28,9 @@ A merged replica has its own bound: all its places.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
+from functools import lru_cache
+from math import ceil, inf
 
 from gateway.core.fleet import Replica
 from gateway.core.pool import Pool
@@ -38,6 +39,8 @@ from gateway.core.terms import Ask, Weighed
 from shared.messages import AdapterState, AdapterStatus, Tier
 
 _EPSILON = 1e-9
+_GPU, _DISK = Tier.GPU, Tier.DISK  # to ask an enum for a member costs as much as a call
+_READY, _LOADING = AdapterStatus.READY, AdapterStatus.LOADING
 
 Candidate = tuple[Pool, Replica, AdapterState | None]
 
@@ -57,9 +60,11 @@ class Scales:
     ) -> None:
         self._residency = residency
         self._load_factor = load_factor
-        self._load_floor = load_floor
-        self._load_floor_share = load_floor_share
-        self._load_s = {Tier.GPU: 0.0, Tier.HOST: host_load_s, Tier.DISK: disk_load_s}
+        self._bound = lru_cache(256)(
+            lambda share: max(int(share + _EPSILON), ceil(share / load_factor - _EPSILON))
+        )
+        self._floor = lru_cache(256)(lambda size: max(load_floor, ceil(load_floor_share * size)))
+        self._assumed_s = {Tier.GPU: 0.0, Tier.HOST: host_load_s, Tier.DISK: disk_load_s}
         self.hop_s = hop_s
         self.disk_load_s = disk_load_s
         self._cold_s = disk_load_s + max(disk_load_s, warm_wait_s)
@@ -67,7 +72,7 @@ class Scales:
 
     def per_capacity(self, pool: Pool) -> float:
         if pool.key.merged is not None:
-            return math.inf
+            return inf
         return self._load_factor * (pool.load + 1) / pool.capacity if pool.capacity else 0.0
 
     def their_mean(self, candidates: Iterable[Candidate], ask: Ask) -> float:
@@ -88,7 +93,6 @@ class Scales:
 
     def weigh(
         self,
-        pool: Pool,
         mine: Replica,
         state: AdapterState | None,
         step: int,
@@ -97,30 +101,32 @@ class Scales:
         *,
         near_elsewhere: bool = False,
     ) -> Weighed:
-        load, capacity, hop_s = mine.load, mine.capacity, step * self.hop_s
-        floor = bound = mine.limit
-        if per_capacity != math.inf:
-            floor = max(self._load_floor, math.ceil(self._load_floor_share * capacity))
-            bound, share = floor, per_capacity * capacity
-            if share > floor:
-                mean = math.ceil(share / self._load_factor - _EPSILON)
-                bound = max(int(share + _EPSILON), mean, floor)
+        load, capacity, limit = mine.load, mine.capacity, mine.limit
+        floor = bound = limit
+        if per_capacity != inf:
+            floor = bound = self._floor(capacity)
+            if (share := per_capacity * capacity) > floor:
+                bound = self._bound(share)
         if mine.id in ask.tried:
             refused = "tried"
         elif load >= mine.places(ask.claim):
-            refused = "full" if load >= mine.limit else "kept"
+            refused = "full" if load >= limit else "kept"
         else:
             refused = "bound" if load >= bound else ""
-        waits = load + 1 - capacity
-        queue_s = waits * mine.service_s if waits > 0 else 0.0
+        queue_s = (load + 1 - capacity) * mine.service_s if load >= capacity else 0.0
         load_s = slot_s = cold_s = crowd_s = 0.0
         if state is not None:
-            if not _in_slot(state):
-                load_s, slot_s = self._load_terms(mine, state, ask.now)
-                if near_elsewhere and load_s and self.begins_cold(mine, state):
-                    cold_s = self._cold_s
+            if state.tier is not _GPU or state.status is not _READY:
+                load_s, since = self._load_s(mine, state), self._since(mine, state)
+                if since is not None:
+                    load_s = max(0.0, load_s - max(0.0, ask.now - since))
+                else:
+                    slot_s = mine.slots_short() * mine.service_s
+                    if near_elsewhere and load_s and state.tier is _DISK:
+                        cold_s = self._cold_s
             if load > floor:
                 crowd_s = self.disk_load_s * min(1.0, (load - floor) / max(1, bound - floor)) ** 3
+        hop_s = step * self.hop_s
         return Weighed(
             queue_s + load_s + slot_s + hop_s + crowd_s + cold_s,
             refused,
@@ -128,7 +134,7 @@ class Scales:
             state,
             step,
             load,
-            min(bound, mine.limit),
+            bound if bound < limit else limit,
             queue_s,
             load_s,
             slot_s,
@@ -139,34 +145,23 @@ class Scales:
 
     def begins_cold(self, mine: Replica, state: AdapterState) -> bool:
         """A request there would start a load from disk, not join one."""
-        return state.tier is Tier.DISK and self.under_way_since(mine, state) is None
+        return state.tier is _DISK and self._since(mine, state) is None
 
-    def _load_terms(self, mine: Replica, state: AdapterState, now: float) -> tuple[float, float]:
-        """(load_s, slot_s) of an adapter that is not in a slot there."""
-        load_s = self._whole_load_s(mine, state)
-        since = self.under_way_since(mine, state)
-        if since is not None:
-            return max(0.0, load_s - max(0.0, now - since)), 0.0
-        return load_s, max(0, mine.slots_held() + 1 - mine.slots) * mine.service_s
-
-    def _whole_load_s(self, mine: Replica, state: AdapterState) -> float:
+    def _load_s(self, mine: Replica, state: AdapterState) -> float:
+        """Of a whole load, from where it is."""
         said, size = mine.said, state.size_bytes
         if said is None or not size or not said.copy_bytes_per_s:
-            return self._load_s[state.tier]
+            return self._assumed_s[state.tier]
         copy_s = size / said.copy_bytes_per_s
-        if state.tier is not Tier.DISK:
+        if state.tier is not _DISK:
             return copy_s
         if not said.read_bytes_per_s:
-            return self._load_s[Tier.DISK]
+            return self.disk_load_s
         return copy_s + size / said.read_bytes_per_s
 
-    def under_way_since(self, mine: Replica, state: AdapterState) -> float | None:
+    def _since(self, mine: Replica, state: AdapterState) -> float | None:
         """When its load began there: as reported, or for a request of ours."""
-        if state.status is AdapterStatus.LOADING:
+        if state.status is _LOADING:
             return self._residency.loading_since(mine.id, state.adapter)
         use = mine.ours.get(state.adapter)
         return use.since if use is not None else None
-
-
-def _in_slot(state: AdapterState) -> bool:
-    return state.tier is Tier.GPU and state.status is AdapterStatus.READY

@@ -29,7 +29,8 @@ Model = AdapterId | Base | None
 """What decides where a request may go. None: the base model, whichever."""
 
 
-class Ask(NamedTuple):
+@dataclass(slots=True)
+class Ask:
     """Who asks for a place, and when."""
 
     tried: Tried
@@ -91,8 +92,9 @@ class Choice(NamedTuple):
         return tuple([weighed.terms() for weighed in self.telling])
 
 
-class Weighed(NamedTuple):
-    """One candidate's terms while they are compared; made by the dozen, hence no dataclass."""
+@dataclass(slots=True)
+class Weighed:
+    """One candidate's terms while they are compared."""
 
     expected_s: float
     refused: str
@@ -127,9 +129,13 @@ class Weighed(NamedTuple):
 
 
 def kind_of(chosen: Weighed, home: Weighed) -> Kind:
-    resident = chosen.state is not None and chosen.state.tier is not Tier.DISK
+    resident = chosen.state is not None and chosen.state.tier is not _DISK
     if chosen is home:
-        return Kind.HOME if resident else Kind.COLD
+        return _HOME if resident else _COLD
     if resident:
-        return Kind.WARM
-    return Kind.SPILL if home.refused else Kind.COLD
+        return _WARM
+    return _SPILL if home.refused else _COLD
+
+
+_DISK = Tier.DISK  # to ask an enum for a member costs as much as a call
+_HOME, _WARM, _SPILL, _COLD = Kind

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.ring import AdapterRing
+from gateway.core.ring import REACH, AdapterRing
 from shared.ids import AdapterId, ReplicaId
 
 # Names that were built to be confused with each other's points, and any others.
@@ -60,6 +60,18 @@ def test_the_order_does_not_depend_on_the_order_of_joining(
     assert [one.order(a) for a in adapters] == [other.order(a) for a in adapters]
 
 
+@given(names, adapters, st.integers(1, 99))
+def test_a_walk_is_the_beginning_of_the_order_remembered_or_not(
+    replicas: list[str], adapters: list[AdapterId], more: int
+) -> None:
+    ring = ring_of([*replicas, *(f"more-{n}" for n in range(more))], vnodes=2)
+    for adapter in adapters:
+        assert next(iter(ring.walk(adapter))) == ring.order(adapter)[0]
+        for _ in range(2):
+            assert tuple(ring.walk(adapter)) == ring.order(adapter)[:REACH]
+    ring.check()
+
+
 def test_every_process_draws_the_same_circle() -> None:
     ring = ring_of([f"replica-{i}" for i in range(4)], vnodes=64)
     orders = {name: [r[-1] for r in ring.order(AdapterId(name))] for name in ("legal", "sql", "")}
@@ -86,7 +98,7 @@ def test_what_is_remembered_is_bounded() -> None:
 
 def test_an_empty_ring_has_an_empty_order() -> None:
     ring = AdapterRing(vnodes=4)
-    assert ring.order(AdapterId("sql")) == ()
+    assert ring.order(AdapterId("sql")) == tuple(ring.walk(AdapterId("sql"))) == ()
     ring.remove(ReplicaId("nobody"))
     ring.add(ReplicaId("replica-0"))
     ring.add(ReplicaId("replica-0"))
