@@ -38,6 +38,14 @@ def simulate(
         str, typer.Option(metavar="L,…", help="Of a made trace: parts of what the fleet can do.")
     ] = "0.75,0.97",
     arrivals: Annotated[int, typer.Option(min=1, help="Of a made trace.")] = 20_000,
+    tenants: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Of a made trace. One: routing alone is compared. Of several the busiest wait "
+            "for the others.",
+        ),
+    ] = 1,
     seed: Annotated[int, typer.Option(help="Of a made trace.")] = 1,
     policy: Annotated[str, typer.Option(metavar="P,…", help=f"Of {', '.join(POLICIES)}.")] = "",
     replicas: Annotated[int, typer.Option(min=1, help="Replicas.")] = 6,
@@ -79,7 +87,12 @@ def simulate(
         skip=skip,
     )
     names = or_usage(lambda: known(policy))
-    made = _traces(trace, zipf, adapters, load, arrivals, seed, (replicas, prices))
+    recipe = or_usage(
+        lambda: Recipe(
+            seed=seed, arrivals=arrivals, adapters=adapters, tenants=tenants, skew=zipf or 0.0
+        )
+    )
+    made = _traces(trace, recipe, load, (replicas, prices))
     told = [one for title, rows in made for one in _told(title, rows, setting, names, json, html)]
     _keep(setting, told, output, json)
 
@@ -131,40 +144,28 @@ def _page(title: str, run: Run, setting: Setting) -> str:
 
 
 def _traces(
-    path: Path | None,
-    zipf: float | None,
-    adapters: int,
-    load: str,
-    arrivals: int,
-    seed: int,
-    fleet: tuple[int, Prices],
+    path: Path | None, recipe: Recipe, load: str, fleet: tuple[int, Prices]
 ) -> list[tuple[str, Trace]]:
     if path is not None:
         return [(path.name, or_usage(lambda: traces.read(path)))]
     made = []
     for part in or_usage(lambda: [float(text) for text in load.split(",")]):
-        title, recipe = or_usage(partial(_recipe, zipf, adapters, part, arrivals, seed, fleet))
-        made.append((title, tuple(generate_trace(recipe))))
+        title, asked = or_usage(partial(_at_load, recipe, part, fleet))
+        made.append((title, tuple(generate_trace(asked))))
     return made
 
 
-def _recipe(
-    zipf: float | None,
-    adapters: int,
-    part: float,
-    arrivals: int,
-    seed: int,
-    fleet: tuple[int, Prices],
-) -> tuple[str, Recipe]:
+def _at_load(recipe: Recipe, part: float, fleet: tuple[int, Prices]) -> tuple[str, Recipe]:
     """At a part of the rate that the fleet can bear when all its places are taken."""
-    recipe = Recipe(seed=seed, arrivals=arrivals, adapters=adapters, skew=zipf)
     replicas, prices = fleet
     most = replicas * prices.requests_per_s(
         prompt_tokens=recipe.prompt_tokens_mean, output_tokens=recipe.output_tokens_mean
     )
     rate = part * most
-    title = f"zipf {zipf}, {adapters} adapters, {rate:.1f}/s = {part:.0%} of {most:.1f}/s"
-    return title, replace(recipe, rate_per_s=rate)
+    whose = f"zipf {recipe.skew}, {recipe.adapters} adapters"
+    if recipe.tenants > 1:
+        whose += f" of {recipe.tenants} tenants"
+    return f"{whose}, {rate:.1f}/s = {part:.0%} of {most:.1f}/s", replace(recipe, rate_per_s=rate)
 
 
 def _line(cells: list[str]) -> str:
