@@ -140,8 +140,8 @@ class QueueConfig(Settings):
     """How long a request may wait for one that has its adapter; four times that if all are full."""
     reserve_share: float = Field(0.05, ge=0, le=0.5)
     """Of each replica's places (one at least, of 8 or more), kept for tenants that hold less than
-    half of their fair share, or while few wait less than a third of all: they need not wait for the
-    next to come free. 0: none are kept..."""
+    half of their fair share, or while no more wait than run less than a third of all: they need not
+    wait for the next to come free. 0: none are kept..."""
     reserve_for_s: float = Field(60, gt=0)
     """...and none once a single tenant alone has asked for this long."""
 
