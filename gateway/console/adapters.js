@@ -56,10 +56,10 @@ function Coming({ name, version, one }) {
     ${others} still serves; ${name} alone does not until a replica takes the new version, or it is rolled back.`}</p>`;
 }
 
-/** Of one version, in its row: where it serves, or why it does not. */
+/** Of one version, in its row: where it serves, and whether it was refused. */
 function Serves({ one, version }) {
   const { there, refused } = placesOf(one, version);
-  return html`${there || (refused ? "" : "–")}${refused && html` <${Badge} kind="bad">failed<//> <span class="words">${refused}</span>`}`;
+  return html`${there || (refused ? "" : "–")} ${refused && html`<${Badge} kind="bad">failed<//>`}`;
 }
 
 function Deploy({ done }) {
@@ -82,6 +82,7 @@ function Deploy({ done }) {
 function Adapter({ one, done }) {
   const { busy, error, run } = useAction();
   const record = one.record, path = `adapters/${encodeURIComponent(one.adapter)}`;
+  const { refused } = placesOf(one, record?.current ?? "");
   const back = (to) => confirm(`Serve ${one.adapter} as ${to ? digest(to) : "its version before"}? Running answers finish on theirs.`)
     && run(async () => {
       const now = await call("POST", `${path}/rollback`, { body: to ? { digest: to } : {}, etag: record.version });
@@ -98,6 +99,7 @@ function Adapter({ one, done }) {
         ["added", (v) => when(v.created)], ["from", (v) => v.path || "–"], ["note", (v) => v.note || "–"],
         ["", (v) => v.digest !== record.current && html`<button disabled=${busy} onclick=${() => back(v.digest)}>Serve this</button>`],
       ]} />
+      ${refused && html`<p class="names bad">${refused}</p>`}
       <p class="row">${record.previous && html`<button disabled=${busy} onclick=${() => back("")}>Roll back to ${digest(record.previous)}</button>`}
         <button class="danger" disabled=${busy} onclick=${remove}>Remove</button></p>`
     : html`<p class="quiet">The replicas serve it; it has no record, so it has no versions to go back to.</p>`}
