@@ -35,6 +35,7 @@ from gateway.state.turns import Turn
 from gateway.store.redis import Store
 from shared import tasks
 from shared.ids import AdapterId, ReplicaId
+from shared.messages import AdapterState
 
 _log = logging.getLogger(__name__)
 
@@ -129,8 +130,8 @@ class Members:
         """Replicas that are there and not taken in, for `members_max`."""
         return len(self._census.crowded)
 
-    def refused(self, replica: ReplicaId) -> Mapping[AdapterId, str]:
-        """Loads that it would not do, with its words."""
+    def refused(self, replica: ReplicaId) -> Mapping[AdapterId, AdapterState]:
+        """Versions that it would not load, with its words."""
         place = self._places.get(replica)
         return {} if place is None else place.failures
 

@@ -2,8 +2,7 @@
 
 An event about every 100 ms, replies of 20 to 60 s, now and then a silence and then several events
 at once, as an engine under load does it. Each event says when it was written, on the clock that
-all processes of the machine share, so that a client knows how late it came. Written on the bare
-transport: 500 streams shall cost the machine little beside the gateway that is measured.
+all processes of the machine share, so that a client knows how late it came.
 
     POST …/chat/completions   {"seconds": how long the reply shall take, else as drawn}
     GET …                     a list of one model, "paced"
@@ -13,12 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import Annotated, Final, cast
+from typing import Annotated, Any, Final
 
-import orjson
 import typer
 import uvloop
 
+from loadtests.completion_server import DONE, END, SSE, Completions, chunk, event
 from shared.clock import monotonic
 
 MODEL: Final = "paced"
@@ -27,59 +26,23 @@ BURST_CHANCE: Final = 0.02
 BURST: Final = 10  # events that a burst holds back, and then sends at once
 USAGE: Final = {"prompt_tokens": 10, "completion_tokens": 0, "total_tokens": 10}
 
-_HEAD: Final = (
-    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-)
-_LISTING: Final = orjson.dumps({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
 
-
-class Paced(asyncio.Protocol):
-    """One connection; its peer, the gateway, sends the next request after the last reply."""
-
+class Paced(Completions):
     def __init__(self, dice: random.Random) -> None:
+        super().__init__(MODEL)
         self._dice = dice
-        self._loop = asyncio.get_running_loop()
-        self._buffer = b""
-        self._timer: asyncio.TimerHandle | None = None
-        self._transport: asyncio.Transport
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        head, end, rest = self._buffer.partition(b"\r\n\r\n")
-        if not end:
-            return
-        if head.startswith(b"GET"):
-            self._buffer = rest
-            self._transport.write(
-                b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
-                % (len(_LISTING), _LISTING)
-            )
-            return
-        lower = head.lower()
-        at = lower.index(b"content-length:") + 15
-        length = int(lower[at:].split(b"\r\n", 1)[0])
-        if len(rest) >= length:
-            self._buffer = rest[length:]
-            self._begin(orjson.loads(rest[:length]))
-
-    def _begin(self, asked: dict[str, object]) -> None:
-        seconds = asked.get("seconds")
+    def asked(self, body: dict[str, Any]) -> None:
+        seconds = body.get("seconds")
         if not isinstance(seconds, int | float):
             seconds = self._dice.uniform(20, 60)
         self._left = self._events = max(2, int(seconds / EVERY_S))
-        self._usage = bool(asked.get("stream_options"))
-        self._transport.write(_HEAD)
+        self._usage = bool(body.get("stream_options"))
+        self.transport.write(SSE)
         self._next(self._dice.uniform(0, EVERY_S), 1)
 
     def _next(self, after_s: float, many: int) -> None:
-        self._timer = self._loop.call_later(after_s, self._say, many)
+        self.timer = self.loop.call_later(after_s, self._say, many)
 
     def _say(self, many: int) -> None:
         many = min(many, self._left)
@@ -88,10 +51,9 @@ class Paced(asyncio.Protocol):
         if not self._left:
             usage = {**USAGE, "completion_tokens": self._events}
             if self._usage:
-                blob += _sse({"model": MODEL, "choices": [], "usage": usage})
-            blob += b"data: [DONE]\n\n"
-        end = b"" if self._left else b"0\r\n\r\n"
-        self._transport.write(b"%x\r\n%b\r\n%b" % (len(blob), blob, end))
+                blob += event({"model": MODEL, "choices": [], "usage": usage})
+            blob += DONE
+        self.transport.write(chunk(blob) + (b"" if self._left else END))
         if self._left:
             burst = self._dice.random() < BURST_CHANCE
             many = BURST if burst else 1
@@ -100,7 +62,7 @@ class Paced(asyncio.Protocol):
     def _event(self, left: int) -> bytes:
         delta = {"content": f" word{left}"}
         finish = "length" if left == 1 else None
-        return _sse(
+        return event(
             {
                 "id": "chatcmpl-1",
                 "object": "chat.completion.chunk",
@@ -111,10 +73,6 @@ class Paced(asyncio.Protocol):
                 "sent": monotonic(),
             }
         )
-
-
-def _sse(value: dict[str, object]) -> bytes:
-    return b"data: " + orjson.dumps(value) + b"\n\n"
 
 
 async def serve(port: int, seed: int) -> None:

@@ -1,13 +1,13 @@
 """The admin API's part about adapters: where they are, and the registry's record of each.
 
 What the fleet serves and what the registry knows are two things, shown in one row: an adapter can
-be served without a record, and a record can wait for its adapter.
+be served without a record, and a record can wait for its adapter. A replica has two places of one
+adapter when it was refused the version on record and keeps an older one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from typing import Any, Final
 
 from aiohttp import web
@@ -15,12 +15,13 @@ from aiohttp import web
 from gateway.admin.call import Route, answer, if_match, listed, nothing, parsed
 from gateway.admin.rows import adapter_row
 from gateway.core.dispatcher import Dispatcher, ReplicaView
+from gateway.fleet.names import is_version
 from gateway.state.adapter_records import AdapterRecord, checked_version
 from gateway.state.registry import Registry
 from gateway.state.tenants import BadField, Missing, checked_name
 from shared.clock import Clock
 from shared.ids import AdapterId, ReplicaId
-from shared.messages import AdapterState, AdapterStatus, Tier
+from shared.messages import AdapterState, AdapterStatus
 
 _FIELDS: Final = ("owner", "access")
 Places = list[tuple[ReplicaView, AdapterState]]
@@ -31,7 +32,7 @@ class Adapters:
         self,
         registry: Registry,
         dispatcher: Dispatcher,
-        refused: Callable[[ReplicaId], Mapping[AdapterId, str]],
+        refused: Callable[[ReplicaId], Mapping[AdapterId, AdapterState]],
         clock: Clock,
         wall: Clock,
     ) -> None:
@@ -103,20 +104,25 @@ class Adapters:
 
     def _changed(self, record: AdapterRecord, *, status: int = 200) -> web.StreamResponse:
         places = self._places().get(AdapterId(record.name), [])
-        row = {**adapter_row(record.name, places), "record": asdict(record)}
+        row = adapter_row(record.name, places, record)
         return answer(row, status=status, etag=record.version)
 
     def _row(self, name: str, places: Places) -> dict[str, Any]:
-        record = self._registry.adapter(name)
-        return {**adapter_row(name, places), "record": None if record is None else asdict(record)}
+        return adapter_row(name, places, self._registry.adapter(name))
 
     def _places(self) -> dict[AdapterId, Places]:
         found: dict[AdapterId, Places] = {}
         for view in self._dispatcher.view(self._clock()):
             told = {state.adapter: state for state in view.adapters}
-            for adapter, why in self._refused(view.replica).items():
-                failed = AdapterState(adapter, "", Tier.DISK, AdapterStatus.FAILED, reason=why)
-                told.setdefault(adapter, failed)
             for state in told.values():
                 found.setdefault(state.adapter, []).append((view, state))
+            for adapter, failed in self._refused(view.replica).items():
+                held = told.get(adapter)
+                if held is None or _is_older(held, failed.digest):
+                    found.setdefault(adapter, []).append((view, failed))
         return found
+
+
+def _is_older(held: AdapterState, version: str) -> bool:
+    """What is held serves, and is not what was refused."""
+    return held.status is not AdapterStatus.FAILED and not is_version(held.digest, version)

@@ -32,6 +32,7 @@ from gateway.state.reconcile import Reconciler
 from gateway.state.registry import Registry
 from shared.clock import Clock, monotonic, wall
 from shared.ids import AdapterId, ReplicaId
+from shared.messages import AdapterState
 
 PREFIX: Final = "/admin/v1/"
 DOCUMENT_PATH: Final = "/admin/openapi.json"
@@ -48,8 +49,8 @@ class AdminServices:
     wall: Clock = wall
     upstreams: Mapping[ReplicaId, Upstream] = field(default_factory=dict)
     throttle: Throttle = field(default_factory=Throttle)
-    refused: Callable[[ReplicaId], Mapping[AdapterId, str]] = lambda replica: {}
-    """Loads that a replica would not do, with its words."""
+    refused: Callable[[ReplicaId], Mapping[AdapterId, AdapterState]] = lambda replica: {}
+    """Versions that a replica would not load, with its words."""
     found_by: Callable[[ReplicaId], str] = lambda replica: ""
     """What names a replica: the file, DNS, or that it joined."""
 

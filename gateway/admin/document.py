@@ -1,4 +1,4 @@
-"""The admin API in OpenAPI 3.1: every operation, its bodies, and every way it says no.
+"""The admin API and the fleet's own call in OpenAPI 3.1: operations, bodies, every way to say no.
 
 Written by hand beside the routes, since the handlers take plain JSON; a test holds the two equal,
 and another lets a machine try the document against the server.
@@ -11,21 +11,27 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from gateway.admin.call import ACTOR
+from gateway.admin.join_schemas import AT, JOIN_SCHEMAS, NAMED
 from gateway.admin.schemas import SCHEMAS
 from gateway.edge.json_shapes import Schema, listing, ref
 from gateway.state.ledger import DIMENSIONS
+from shared.wire import FLEET_TOKEN
 
 VERSION: Final = "1"
+ADMIN: Final = "/admin/v1/"
+FLEET: Final = "/fleet/v1/"
 
 _VERB: Final = {"GET": "get", "POST": "create", "PATCH": "change", "PUT": "set", "DELETE": "delete"}
 _TIME: Final[Schema] = {"type": "string", "description": "ISO 8601, or seconds since 1970."}
 _ENTRY: Final[Schema] = {"type": "string", "pattern": "^[0-9]{1,15}-[0-9]{1,15}$"}
 _PAGE: Final[Schema] = {"type": "integer", "minimum": 1, "maximum": 5000}
+_PART: Final[Schema] = {"type": "string", "minLength": 1, "maxLength": 64}
+_SCHEMAS: Final = SCHEMAS | JOIN_SCHEMAS
 
 
 class Operation(NamedTuple):
     method: str
-    path: str  # below /admin/v1/
+    path: str  # below `root`
     says: str
     answer: Schema | None = None  # None: 204
     body: str = ""
@@ -34,6 +40,8 @@ class Operation(NamedTuple):
     required: tuple[str, ...] = ()  # of the query
     versioned: bool = False  # takes If-Match
     tagged: bool = False  # gives an ETag
+    root: str = ADMIN  # FLEET: with the fleet token
+    part: Schema = _PART  # each name in the path
 
 
 _WINDOW: Final[dict[str, Schema]] = {"from": _TIME, "to": _TIME}
@@ -131,13 +139,25 @@ OPERATIONS: Final[Sequence[Operation]] = (
         *("GET", "events", "Who changed what, newest first.", listing(ref("Event"))),
         query={"after": _ENTRY, "limit": _PAGE},
     ),
+    Operation(
+        *("POST", "replicas", "Join the fleet, or renew that: again before the lease ends."),
+        *(ref("Lease"), "NewReplica"),
+        root=FLEET,
+    ),
+    Operation(
+        *("DELETE", "replicas/{replica}", "Leave the fleet; what it was named there is free."),
+        query={"url": AT},
+        required=("url",),
+        root=FLEET,
+        part=NAMED,
+    ),
 )
 
 
 def document() -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
-        at = paths.setdefault(f"/admin/v1/{operation.path}", {})
+        at = paths.setdefault(operation.root + operation.path, {})
         at[operation.method.lower()] = _described(operation)
     return {
         "openapi": "3.1.0",
@@ -148,8 +168,11 @@ def document() -> dict[str, Any]:
         },
         "paths": paths,
         "components": {
-            "schemas": SCHEMAS,
-            "securitySchemes": {"admin_key": {"type": "http", "scheme": "bearer"}},
+            "schemas": _SCHEMAS,
+            "securitySchemes": {
+                "admin_key": {"type": "http", "scheme": "bearer"},
+                "fleet_token": {"type": "apiKey", "in": "header", "name": FLEET_TOKEN},
+            },
         },
         "security": [{"admin_key": []}],
     }
@@ -162,21 +185,18 @@ def _described(operation: Operation) -> dict[str, Any]:
         "parameters": _parameters(operation),
         "responses": _responses(operation),
     }
+    if operation.root == FLEET:
+        described["security"] = [{"fleet_token": []}]
     if operation.body:
         schema = ref(operation.body)
-        needed = bool(SCHEMAS[operation.body].get("required"))
+        needed = bool(_SCHEMAS[operation.body].get("required"))
         described["requestBody"] = {"required": needed, "content": _json(schema)}
     return described
 
 
 def _parameters(operation: Operation) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = [
-        {
-            "name": name,
-            "in": "path",
-            "required": True,
-            "schema": {"type": "string", "minLength": 1, "maxLength": 64},
-        }
+        {"name": name, "in": "path", "required": True, "schema": operation.part}
         for name in re.findall(r"{(\w+)}", operation.path)
     ]
     for name, schema in operation.query.items():
@@ -205,7 +225,10 @@ def _responses(operation: Operation) -> dict[str, Any]:
     refusals = {"400": "A value is not allowed.", "401": "Not the admin key."}
     refusals["429"] = "Too many wrong keys from this address."
     refusals["503"] = "The store is away; the fate of a change is unknown."
-    if "{" in operation.path or operation.required:
+    if operation.root == FLEET:
+        refusals["401"] = "Not the fleet token."
+        refusals["404"] = "Joining is off: the gateway has no fleet token."
+    elif "{" in operation.path or operation.required:
         refusals["404"] = "There is no such thing."
     if operation.method != "GET":
         refusals["409"] = "It exists already, is full, or was changed meanwhile."

@@ -2,7 +2,8 @@
 
 Beside the admin API, on its port, but with another key: what a replica holds may say where it is,
 and nothing else. The body is an entry of `fleet.replicas`, so whatever runs beside a server of
-another make can join it: `{"id": "v1", "url": "http://10.0.0.2:8000", "kind": "vllm"}`.
+another make can join it: `{"id": "v1", "url": "http://10.0.0.2:8000", "kind": "vllm"}`. Types are
+JSON's own: a number in quotes is none.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import re
 from collections.abc import Callable
 from typing import Final
 
+import orjson
 from aiohttp import web
 from pydantic import ValidationError
 
 from gateway.admin.call import OF_THE_FLEET, answer, asked, guarded, nothing, parsed, refusal
+from gateway.admin.join_schemas import NAME, URL
 from gateway.config import ReplicaEntry
 from gateway.discovery.joining import Joining
 from gateway.edge.throttle import Throttle
@@ -24,8 +27,8 @@ from shared.ids import ReplicaId
 from shared.settings import BadSettings
 from shared.wire import JOIN_PATH
 
-_NAME: Final = re.compile(r"[!-.0-~]{1,128}")
-_URL: Final = re.compile(r"[!-~]{1,1024}")
+_NAME: Final = re.compile(NAME)
+_URL: Final = re.compile(URL)
 _OFF: Final = "Joining is off: set `fleet.token`, the same for gateways and replicas."
 
 
@@ -49,7 +52,9 @@ class Joins:
         return answer({"id": entry.id, "lease_s": self._lease_s})
 
     async def leave(self, request: web.Request) -> web.StreamResponse:
-        await self._joining.leave(request.match_info["replica"], asked(request, "url"))
+        name, url = request.match_info["replica"], asked(request, "url")
+        _checked(name, url)
+        await self._joining.leave(name, url)
         return nothing()
 
 
@@ -69,17 +74,21 @@ async def _switched_off(request: web.Request) -> web.StreamResponse:
 
 def _entry(body: dict[str, object]) -> ReplicaEntry:
     try:
-        entry = ReplicaEntry.model_validate(body)
+        entry = ReplicaEntry.model_validate_json(orjson.dumps(body), strict=True)
+        _checked(entry.id, entry.url)
         upstream_of(entry, connect_timeout_s=1)
     except ValidationError as error:
         fault = error.errors()[0]
         raise BadField(".".join(map(str, fault["loc"])) or "body", fault["msg"]) from None
     except BadSettings as error:
         raise BadField("url", str(error)) from None
-    if not _NAME.fullmatch(entry.id):
-        raise BadField("id", "must be 1 to 128 printable ASCII characters, no space and no slash")
-    if not _URL.fullmatch(entry.url):
-        raise BadField("url", "must be 1 to 1024 printable ASCII characters, no space")
     if entry.api_key:
         raise BadField("api_key", "is not kept in the store: list such a server in fleet.replicas")
     return entry
+
+
+def _checked(name: str, url: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise BadField("id", "must be 1 to 128 printable ASCII characters, no space and no slash")
+    if not _URL.fullmatch(url):
+        raise BadField("url", "must be http://HOST:PORT in printable ASCII, no space and no @")

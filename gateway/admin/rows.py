@@ -7,6 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from gateway.core.dispatcher import ReplicaView
+from gateway.fleet.names import is_version
+from gateway.state.adapter_records import AdapterRecord
 from gateway.state.prices import NANO
 from gateway.state.quota import LimitLine
 from gateway.state.tenants import Key
@@ -42,23 +44,38 @@ def replica_row(view: ReplicaView, now: float) -> dict[str, Any]:
     return row
 
 
-def adapter_row(name: str, places: list[tuple[ReplicaView, AdapterState]]) -> dict[str, Any]:
-    """One adapter over all replicas; `status` is the best of them: READY somewhere is routable."""
-    if not places:
-        nowhere = {"status": "absent", "routable": False, "digest": "", "rank": 0, "size_bytes": 0}
-        return {"adapter": name, **nowhere, "replicas": [], "places": []}
+def adapter_row(
+    name: str, places: list[tuple[ReplicaView, AdapterState]], record: AdapterRecord | None
+) -> dict[str, Any]:
+    """One adapter over all replicas, as its plain name means it: in the version on record.
+
+    `status` is the best of that version's: READY somewhere is routable, FAILED was refused by all
+    that were asked. Other versions that are there serve as `NAME@VERSION`, and are in `others`.
+    """
+    meant = "" if record is None else record.current
+    states = [state for _, state in places]
+    now = [state for state in states if _is_meant(state, meant)]
     order = list(AdapterStatus)
-    best = min((state for _, state in places), key=lambda state: order.index(state.status))
+    best = min(now, key=lambda state: order.index(state.status), default=None)
     rows = [{"replica": view.replica, **asdict(state)} for view, state in places]
     for row in rows:
         del row["adapter"]
+    served = {state.digest for state in states if state.status is not AdapterStatus.FAILED}
     return {
         "adapter": name,
-        "status": best.status,
-        "routable": best.status is not AdapterStatus.FAILED,
-        "digest": best.digest,
-        "rank": best.rank,
-        "size_bytes": best.size_bytes,
-        "replicas": [view.replica for view, _ in places],
+        "status": "absent" if best is None else best.status,
+        "routable": best is not None and best.status is not AdapterStatus.FAILED,
+        "digest": "" if best is None else best.digest,
+        "rank": 0 if best is None else best.rank,
+        "size_bytes": 0 if best is None else best.size_bytes,
+        "others": sorted(digest for digest in served if meant and not is_version(digest, meant)),
+        "replicas": list(dict.fromkeys(view.replica for view, _ in places)),
         "places": rows,
+        "record": None if record is None else asdict(record),
     }
+
+
+def _is_meant(state: AdapterState, version: str) -> bool:
+    """What failed without a digest, nobody knows to be another version."""
+    unknown = state.status is AdapterStatus.FAILED and not state.digest
+    return unknown or is_version(state.digest, version)

@@ -173,6 +173,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
             "digest": TEXT,
             "rank": COUNT,
             "size_bytes": COUNT,
+            "others": {"type": "array", "items": TEXT},
             "replicas": {"type": "array", "items": TEXT},
             "places": {"type": "array", "items": _STATE_OPEN},
             "record": nullable(ref("AdapterRecord")),

@@ -44,7 +44,7 @@ def show_one(
         return
     show(found["places"], _PLACES, empty=f"no replica knows {adapter}")
     if found["record"] is not None:
-        _show_record(found["record"])
+        _show_record(found)
 
 
 def set_fields(
@@ -116,16 +116,17 @@ def _report(found: dict[str, Any], as_json: bool) -> None:
     if as_json:
         show_json(found)
     else:
-        _show_record(found["record"])
+        _show_record(found)
 
 
-def _show_record(record: dict[str, Any]) -> None:
+def _show_record(found: dict[str, Any]) -> None:
+    record = found["record"]
     print(f"\nowner: {record['owner'] or 'the operator'}")
     print(f"may use it: {', '.join(record['access']) or 'nobody else'}\n")
     rows = [
         {
             "version": one["digest"][:12],
-            "is": "current" if one["digest"] == record["current"] else "",
+            "is": _is(found, one["digest"]),
             "path": one["path"],
             "note": one["note"],
             "added": when(one["created"]),
@@ -133,3 +134,11 @@ def _show_record(record: dict[str, Any]) -> None:
         for one in record["versions"]
     ]
     show(rows, _VERSIONS, empty="no versions: whichever a replica serves counts")
+
+
+def _is(found: dict[str, Any], digest: str) -> str:
+    """Whether the plain name means this version, and whether anybody serves it."""
+    if digest == found["record"]["current"]:
+        return f"current, {found['status']}"
+    served = any(other.rpartition(":")[2].startswith(digest) for other in found["others"])
+    return f"served as {found['adapter']}@{digest[:12]}" if served else ""

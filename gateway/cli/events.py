@@ -1,4 +1,4 @@
-"""`loraplex events`: who changed what in the registry, newest first."""
+"""`loraplex events`: who changed what in the registry, and which replicas joined, newest first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def events(
     gateway: GatewayOption = "",
     as_json: JsonFlag = False,
 ) -> None:
-    """The last changes of tenants, keys, adapters and prices."""
+    """The last changes of tenants, keys, adapters and prices, and of replicas that join."""
     with admin(gateway) as api:
         found = api.get("events", limit=str(limit))["data"]
     if as_json:

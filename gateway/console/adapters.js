@@ -5,6 +5,7 @@ import { call, rows } from "/console/api.js";
 import { Badge, bytes, digest, Problem, Table, useAction, usePolled, when } from "/console/parts.js";
 
 const MARK = { gpu: "●", host: "◐", disk: "○" };
+const hex = (text) => text.split(":").at(-1);
 const SAID = { gpu: "in a slot", host: "in host memory", disk: "on disk" };
 
 export function Adapters() {
@@ -30,22 +31,35 @@ export function Adapters() {
       ["version", (one) => html`<code>${digest(one.record?.current || one.digest)}</code>`],
       ["rank", (one) => one.rank, "number"], ["size", (one) => bytes(one.size_bytes), "number"],
       ["owner", (one) => one.record?.owner || "–"],
-      ...replicas.map((name) => [name, (one) => {
-        const place = one.places.find((p) => p.replica === name);
-        return place ? html`<span title=${`${place.status}, ${SAID[place.tier]}${place.inferred ? " (inferred)" : ""}${place.pinned ? ", pinned" : ""}${place.reason ? `: ${place.reason}` : ""}`}>${place.status === "failed" ? "✕" : MARK[place.tier]}${place.running ? html`<b> ${place.running}</b>` : ""}</span>` : "";
-      }]),
+      ...replicas.map((name) => [name, (one) => one.places.filter((place) => place.replica === name).map((place) =>
+        html`<span title=${`${place.status}, ${SAID[place.tier]}${place.inferred ? " (inferred)" : ""}${place.pinned ? ", pinned" : ""}${place.reason ? `: ${place.reason}` : ""}`}>${place.status === "failed" ? "✕" : MARK[place.tier]}${place.running ? html`<b> ${place.running}</b>` : ""}</span> `)]),
     ]} />`;
+}
+
+/** Where a version of an adapter is, and the words of those that refused it. What failed without a digest may be any. */
+function placesOf(one, version) {
+  const places = (one?.places ?? []).filter((place) => hex(place.digest).startsWith(version) || (place.status === "failed" && !place.digest));
+  return {
+    there: places.filter((place) => place.status !== "failed").map((place) => place.replica).join(", "),
+    refused: places.filter((place) => place.status === "failed" && place.reason).map((place) => `${place.replica}: ${place.reason}`).join("; "),
+  };
 }
 
 /** How far a version has come that was asked for: routable is what its replicas say, not what was wished. */
 function Coming({ name, version, one }) {
-  const is = (place) => place.digest.split(":").at(-1).startsWith(version);
-  const there = (one?.places ?? []).filter((place) => place.status !== "failed" && is(place));
-  const failed = (one?.places ?? []).filter((place) => place.status === "failed" && place.reason);
-  return html`<p role="status" class=${there.length ? "done" : failed.length ? "problem" : "quiet"}>${there.length
-    ? `${name} is version ${digest(version)} on ${there.map((place) => place.replica).join(", ")}: requests go there.`
-    : failed.length ? `${name} was not taken. ${failed.map((place) => `${place.replica}: ${place.reason}`).join("; ")}`
-    : `${name}: waiting for a replica to have version ${digest(version)} …`}</p>`;
+  const { there, refused } = placesOf(one, version);
+  const others = (one?.others ?? []).map((other) => `${name}@${digest(hex(other))}`).join(", ");
+  return html`<p role="status" class=${there ? "done" : refused ? "problem" : "quiet"}>${there
+    ? `${name} is version ${digest(version)} on ${there}: requests go there.`
+    : refused ? `${name} was not taken. ${refused}`
+    : `${name}: waiting for a replica to have version ${digest(version)} …`}${!there && others && html`<br />
+    ${others} still serves; ${name} alone does not until a replica takes the new version, or it is rolled back.`}</p>`;
+}
+
+/** Of one version, in its row: where it serves, and whether it was refused. */
+function Serves({ one, version }) {
+  const { there, refused } = placesOf(one, version);
+  return html`${there || (refused ? "" : "–")} ${refused && html`<${Badge} kind="bad">failed<//>`}`;
 }
 
 function Deploy({ done }) {
@@ -68,6 +82,7 @@ function Deploy({ done }) {
 function Adapter({ one, done }) {
   const { busy, error, run } = useAction();
   const record = one.record, path = `adapters/${encodeURIComponent(one.adapter)}`;
+  const { refused } = placesOf(one, record?.current ?? "");
   const back = (to) => confirm(`Serve ${one.adapter} as ${to ? digest(to) : "its version before"}? Running answers finish on theirs.`)
     && run(async () => {
       const now = await call("POST", `${path}/rollback`, { body: to ? { digest: to } : {}, etag: record.version });
@@ -80,9 +95,11 @@ function Adapter({ one, done }) {
     ${record ? html`
       <${Table} label="Versions" empty="No version on record." rows=${record.versions} columns=${[
         ["version", (v) => html`<code>${digest(v.digest)}</code> ${v.digest === record.current && html`<${Badge} kind="good">current<//>`}`],
+        ["serves on", (v) => html`<${Serves} one=${one} version=${v.digest} />`],
         ["added", (v) => when(v.created)], ["from", (v) => v.path || "–"], ["note", (v) => v.note || "–"],
         ["", (v) => v.digest !== record.current && html`<button disabled=${busy} onclick=${() => back(v.digest)}>Serve this</button>`],
       ]} />
+      ${refused && html`<p class="names bad">${refused}</p>`}
       <p class="row">${record.previous && html`<button disabled=${busy} onclick=${() => back("")}>Roll back to ${digest(record.previous)}</button>`}
         <button class="danger" disabled=${busy} onclick=${remove}>Remove</button></p>`
     : html`<p class="quiet">The replicas serve it; it has no record, so it has no versions to go back to.</p>`}

@@ -75,7 +75,7 @@ function Replica({ one, held }) {
     <ul class="slots" aria-label="Slots">
       ${slots.map((state) => html`<li class="slot ${state.status} ${state.running ? "busy" : ""}"
         title="${state.adapter}, rank ${state.rank}, ${state.running} running${state.pinned ? ", pinned" : ""}">
-        ${state.pinned ? "📌 " : ""}${state.adapter}${state.running > 0 && html` <b>${state.running}</b>`}</li>`)}
+        ${state.pinned ? "📌 " : ""}<span class="adapter">${state.adapter}</span>${state.running > 0 && html` <b>${state.running}</b>`}</li>`)}
       ${Array.from({ length: Math.min(empty, all ? empty : 12) }, () => html`<li class="slot free" aria-label="free slot"></li>`)}
       ${empty > 12 && !all && html`<li class="more">and ${empty - 12} free</li>`}
     </ul>

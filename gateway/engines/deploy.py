@@ -29,6 +29,7 @@ from gateway.state.adapter_records import AdapterRecord, AdapterVersion
 from shared import tasks
 from shared.clock import Clock, monotonic
 from shared.ids import AdapterId, ReplicaId
+from shared.messages import AdapterState, AdapterStatus, Tier
 
 _log = logging.getLogger(__name__)
 
@@ -42,8 +43,8 @@ class Place(Protocol):
     def replica(self) -> ReplicaId: ...
 
     @property
-    def failures(self) -> dict[AdapterId, str]:
-        """Written here: what it was refused, and why."""
+    def failures(self) -> dict[AdapterId, AdapterState]:
+        """Written here: the version it was refused, FAILED, and why."""
         ...
 
     @property
@@ -133,7 +134,10 @@ class Deployer:
             self._turn.let_go()
         self._place.failures.clear()
         for name, why in self._deployment.refused().items():
-            self._place.failures[AdapterId(name_here(name)[0])] = why
+            adapter = AdapterId(name_here(name)[0])
+            self._place.failures[adapter] = AdapterState(
+                adapter, wanted[name].digest, Tier.DISK, AdapterStatus.FAILED, reason=why
+            )
 
     def _wanted(self) -> dict[str, AdapterVersion]:
         """By their names there."""

@@ -18,6 +18,7 @@ from gateway.engines.engine import error_of, name_here, name_there
 from gateway.engines.polled import LOAD_S
 from gateway.state.adapter_records import AdapterRecord
 from shared.ids import AdapterId, ReplicaId
+from shared.messages import AdapterState
 from shared.wire import FLEET_TOKEN, LOAD_PATH, UNLOAD_PATH
 
 
@@ -32,7 +33,7 @@ class NativePlace:
         token: str,
     ) -> None:
         self.replica: Final = replica
-        self.failures: dict[AdapterId, str] = {}
+        self.failures: dict[AdapterId, AdapterState] = {}
         self._upstream = upstream
         self._dispatcher = dispatcher
         self._desired = desired

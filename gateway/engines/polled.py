@@ -3,7 +3,9 @@
 Its first page is its heartbeat: no answer, or one that cannot be used, and it is lost until the
 next. Where its adapters are is inferred (gateway/core/inferred.py) and marked so, but for those
 that it says run now. An adapter of the registry that it was refused is reported FAILED, with its
-words. A process that began anew, or was away, is a new life: cold, with its slow start.
+words; a new version that was refused while the old one is there, the admin API shows beside it
+(gateway/admin/adapters.py). A process that began anew, or was away, is a new life: cold, with its
+slow start.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from gateway.engines.engine import Answer, Call, Engine, Told, name_here, name_t
 from gateway.fleet.pump import Pump
 from gateway.state.adapter_records import AdapterRecord
 from shared.ids import AdapterId, ReplicaId
-from shared.messages import AdapterState, AdapterStatus, ReplicaReport, Tier
+from shared.messages import AdapterState, ReplicaReport
 
 _log = logging.getLogger(__name__)
 
@@ -67,8 +69,8 @@ class Polled:
         self.lines: Final = f"authorization: Bearer {entry.api_key}\r\n" if entry.api_key else ""
         self.held: frozenset[str] | None = None
         """What it listed at the last look, in its own names; None while it is lost."""
-        self.failures: dict[AdapterId, str] = {}
-        """Adapters that it was refused, and why: whoever loads them tells it here."""
+        self.failures: dict[AdapterId, AdapterState] = {}
+        """Versions that it was refused, and why: whoever loads them tells it here."""
         self._entry = entry
         self._upstream = upstream
         self._pump = pump
@@ -214,11 +216,7 @@ class Polled:
             )
             for adapter, name in chosen.items()
         ]
-        failed = [
-            AdapterState(adapter, "", Tier.DISK, AdapterStatus.FAILED, reason=why)
-            for adapter, why in self.failures.items()
-            if adapter not in chosen
-        ]
+        failed = [state for adapter, state in self.failures.items() if adapter not in chosen]
         return (*states, *failed)
 
     def _new_life(self) -> None:

@@ -1,4 +1,5 @@
-"""Who changed what: one event beside each change of the registry, written by the same script.
+"""Who changed what: one event beside each change of the registry, or of the list of replicas that
+joined, written by the same script.
 
 So there is no change without its event, and no event without its change. The store keeps the last
 `EVENTS_MAX`. An event never holds a secret: of a key it names the id.

@@ -20,7 +20,9 @@ from schemathesis import checks
 
 from gateway.admin.api import AdminServices, add_admin_routes
 from gateway.admin.document import OPERATIONS, document
-from gateway.config import GatewayConfig, QuotaConfig
+from gateway.admin.joins import Joins, add_join_routes
+from gateway.config import DiscoveryConfig, GatewayConfig, QuotaConfig
+from gateway.discovery.joining import Joining
 from gateway.edge.throttle import Throttle
 from gateway.fleet.deciding import dispatcher_of
 from gateway.state.ledger import Ledger
@@ -30,8 +32,10 @@ from gateway.store.redis import Store
 from shared.clock import monotonic
 from shared.ids import AdapterId, ReplicaId
 from shared.messages import AdapterState, ReplicaReport, Tier
+from shared.wire import FLEET_TOKEN
 
 KEY = "operators-only"
+TOKEN = "the-fleet's"
 EXAMPLES = 6  # of each operation
 
 
@@ -67,6 +71,16 @@ def services(store: Store, folder: Path) -> AdminServices:
     )
 
 
+def routed(store: Store, its: AdminServices) -> web.Application:
+    """Both parts of the document, as a gateway routes them."""
+    app = web.Application()
+    joining = Joining(store, DiscoveryConfig(), told=lambda entries: None)
+    joins = Joins(joining, lease_s=15, listed=lambda replica: False)
+    add_join_routes(app, joins, TOKEN, its.throttle)
+    add_admin_routes(app, its, KEY)
+    return app
+
+
 @pytest.fixture
 async def server(valkey_url: str, tmp_path: Path) -> AsyncIterator[str]:
     store = Store(valkey_url, prefix=f"{uuid.uuid4().hex}:", timeout_s=2)
@@ -74,9 +88,7 @@ async def server(valkey_url: str, tmp_path: Path) -> AsyncIterator[str]:
     its = services(store, tmp_path)
     await its.registry.start()
     await its.registry.create("0")  # the name that is tried first everywhere
-    app = web.Application()
-    add_admin_routes(app, its, KEY)
-    async with TestServer(app) as running:
+    async with TestServer(routed(store, its)) as running:
         yield str(running.make_url(""))
     await its.quota.close()
     await its.registry.close()
@@ -84,17 +96,15 @@ async def server(valkey_url: str, tmp_path: Path) -> AsyncIterator[str]:
 
 
 async def test_the_document_names_every_route_and_no_other(server: str, valkey_url: str) -> None:
-    app = web.Application()
     store = Store(valkey_url)
-    add_admin_routes(app, services(store, Path("unused")), KEY)
-    routed = {
+    app = routed(store, services(store, Path("unused")))
+    found = {
         (route.method, re.sub(r"{(\w+):[^}]*}", r"{\1}", route.resource.canonical))
         for route in app.router.routes()
-        if route.resource is not None and route.resource.canonical.startswith("/admin/v1/")
+        if route.resource is not None and "/v1/" in route.resource.canonical
     }
-    routed = {(method, re.sub(r"{(\w+)}", r"{\1}", path)) for method, path in routed}
-    described = {(one.method, f"/admin/v1/{one.path}") for one in OPERATIONS}
-    assert {pair for pair in routed if pair[0] not in ("HEAD", "*")} == described
+    described = {(one.method, one.root + one.path) for one in OPERATIONS}
+    assert {pair for pair in found if pair[0] not in ("HEAD", "*")} == described
     async with httpx.AsyncClient(verify=False) as http:
         said = await http.get(
             f"{server}/admin/openapi.json", headers={"authorization": f"Bearer {KEY}"}
@@ -118,7 +128,8 @@ async def test_a_machine_that_reads_the_document_gets_no_500_and_no_other_shape(
 ) -> None:
     """schemathesis, on the real server: bodies and parameters that fit the document, and others."""
     schema = schemathesis.openapi.from_dict(document())
-    schema.config.update(base_url=server, headers={"Authorization": f"Bearer {KEY}"})
+    keys = {"Authorization": f"Bearer {KEY}", FLEET_TOKEN: TOKEN}
+    schema.config.update(base_url=server, headers=keys)
 
     def tried(operation: Any, mode: schemathesis.GenerationMode) -> None:
         @settings(

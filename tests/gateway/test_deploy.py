@@ -119,8 +119,8 @@ def version(gateway: Gateway) -> str:
     return "" if state is None else state.digest
 
 
-async def ask(http: httpx.AsyncClient) -> httpx.Response:
-    body = {"model": "pirate", "messages": [{"role": "user", "content": "hi"}]}
+async def ask(http: httpx.AsyncClient, model: str = "pirate") -> httpx.Response:
+    body = {"model": model, "messages": [{"role": "user", "content": "hi"}]}
     return await http.post("/v1/chat/completions", json=body)
 
 
@@ -162,6 +162,40 @@ async def test_a_refused_load_is_shown_with_the_servers_words(
         assert state is not None
         assert (state.status, state.reason) == (AdapterStatus.FAILED, server.fault)
         assert (await ask(http)).status_code == 404
+
+
+async def test_a_new_version_that_is_refused_is_shown_failed_beside_the_old_that_serves(
+    valkey_url: str, tmp_path: Path
+) -> None:
+    async with VLLM() as server, gateway_on(server, valkey_url, tmp_path) as (gateway, http):
+        await gateway.registry.adapter_version("pirate", AdapterVersion(ONE, "/p/1"))
+        await until(lambda: version(gateway) == ONE)
+        assert await shown(gateway, http) == ("ready", True, ONE, [], [("one", ONE, "ready", "")])
+        server.fault = "LoRA rank 128 is greater than max_lora_rank 64."
+        await gateway.registry.adapter_version("pirate", AdapterVersion(TWO, "/p/2"))
+        await until(lambda: gateway.members.refused(ReplicaId("one")))
+        both = [("one", ONE, "ready", ""), ("one", TWO, "failed", server.fault)]
+        assert await shown(gateway, http) == ("failed", False, TWO, [ONE], both)
+        told = (await loraplex(gateway, "adapter", "show", "pirate")).output
+        assert server.fault in told
+        assert "current, failed" in told
+        assert f"served as pirate@{ONE[:12]}" in told
+        assert (await ask(http)).status_code == 503  # what it says is what is done
+        assert (await ask(http, f"pirate@{ONE[:12]}")).status_code == 200
+        await gateway.registry.adapter_switch("pirate")
+        await until(lambda: not gateway.members.refused(ReplicaId("one")))
+        assert await shown(gateway, http) == ("ready", True, ONE, [], both[:1])
+
+
+async def shown(gateway: Gateway, http: httpx.AsyncClient) -> tuple[Any, ...]:
+    """Of pirate, in the list and by its name alike: what its name means, and its places."""
+    headers, url = {"authorization": f"Bearer {ADMIN_KEY}"}, f"{gateway.admin_url}/admin/v1/"
+    row = (await http.get(f"{url}adapters/pirate", headers=headers)).json()
+    assert (await http.get(f"{url}adapters", headers=headers)).json()["data"] == [row]
+    assert row["replicas"] == ["one"]
+    told = ("replica", "digest", "status", "reason")
+    places = [tuple(one[name] for name in told) for one in row["places"]]
+    return row["status"], row["routable"], row["digest"], row["others"], places
 
 
 async def loraplex(gateway: Gateway, *words: str) -> Result:
@@ -237,7 +271,7 @@ async def test_a_replica_of_ours_is_given_what_it_does_not_list_by_the_same_call
 
         assert await silence(server), "it has not reported yet"
         lists("")
-        await until(lambda: place.failures == {"pirate": said})
+        await until(lambda: place.failures == {"pirate": refused("pirate", ONE, said)})
         await until(lambda: lists(ONE))
         await until(lambda: not place.failures)
         registry.by_name["pirate"] = record("pirate", (ONE, "/p/1"), (TWO, "/p/2"))
@@ -300,7 +334,7 @@ async def test_of_several_gateways_one_at_a_time_acts_on_a_server(
             await until(lambda: all(len(g.pump.dispatcher.adapters()) == 6 for g in both))
             server.fault = "vLLM does not yet support DoRA."
             await one.registry.adapter_version("dora", AdapterVersion(ONE, "/p/dora"))
-            told = {"dora": server.fault}
+            told = {"dora": refused("dora", ONE, server.fault)}
             places = [gateway.members._places[ReplicaId("one")] for gateway in both]
             await until(lambda: all(place.failures == told for place in places), within_s=20)
     assert max(at_once) == 2, "what one gateway does at a time, however many there are"
@@ -309,6 +343,10 @@ async def test_of_several_gateways_one_at_a_time_acts_on_a_server(
 async def silence(server: Served) -> bool:
     await asyncio.sleep(0.1)
     return not server.asked
+
+
+def refused(adapter: str, digest: str, why: str) -> AdapterState:
+    return AdapterState(AdapterId(adapter), digest, Tier.DISK, AdapterStatus.FAILED, reason=why)
 
 
 def reported(seq: int, *adapters: AdapterState) -> ReplicaReport:

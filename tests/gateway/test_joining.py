@@ -90,11 +90,63 @@ async def test_a_name_is_one_address_as_long_as_its_lease_runs(fleet: Callable[.
             assert (await joins(it, id="a", url="http://10.0.0.2:1")).status_code == then
 
 
+async def events(it: Any) -> list[tuple[str, str, str, dict[str, str]]]:
+    """Action, subject, actor and detail of those about replicas, oldest first."""
+    found = await it.http.get("/admin/v1/events", headers={"authorization": f"Bearer {ADMIN}"})
+    return [
+        (one["action"], one["subject"], one["actor"], one["detail"])
+        for one in reversed(found.json()["data"])
+        if one["action"].startswith("replica.")
+    ]
+
+
+async def test_each_change_of_who_joined_is_one_event_and_a_renewal_is_none(
+    fleet: Callable[..., Any], tmp_path: Path
+) -> None:
+    async with (
+        joinable(fleet, members_max=2, lease_s=3) as it,
+        second(it, tmp_path, token=TOKEN) as other,
+    ):
+        here, there = "http://10.0.0.1:1", "http://10.0.0.2:1"
+        for _ in range(3):
+            assert (await joins(it, id="a", url=here)).status_code == 200
+        assert (await joins(it, id="a", url=there)).status_code == 409  # refused: no event
+        assert (await joins(it, id="a", url=here, kind="vllm")).status_code == 200
+        for url in (there, here, here):  # not its own; it leaves; it has left
+            path = f"{JOIN_PATH}/a"
+            left = await it.http.delete(path, params={"url": url}, headers={FLEET_TOKEN: TOKEN})
+            assert left.status_code == 204
+        assert (await joins(it, id="b", url=there, base="tiny")).status_code == 200
+        for found_by in ("join", ""):  # both see it come, and its lease end
+            for its in (it.gateway.members, other.members):
+                await until(lambda its=its, by=found_by: its.found_by("b") == by)
+        for gateway in (it.gateway, other):
+            await gateway.members.joining.look()
+        fleet_token, nobody = "fleet  from 127.0.0.1", "gateway"
+        assert await events(it) == [
+            ("replica.joined", "a", fleet_token, {"url": here, "kind": "native", "base": ""}),
+            ("replica.joined", "a", fleet_token, {"url": here, "kind": "vllm", "base": ""}),
+            ("replica.left", "a", fleet_token, {"url": here}),
+            ("replica.joined", "b", fleet_token, {"url": there, "kind": "native", "base": "tiny"}),
+            ("replica.expired", "b", nobody, {"why": "lease not renewed"}),
+        ]
+
+
+async def test_who_says_so_again_after_its_lease_ended_is_not_forgotten(
+    fleet: Callable[..., Any],
+) -> None:
+    """The list is looked at, and while somebody decides to forget, the replica is back."""
+    async with joinable(fleet) as it:
+        await joins(it, id="a", url="http://10.0.0.1:1")
+        assert await it.gateway.store.change("expire", ["joined", "events"], ["a", b"{}", 9]) == 0
+        assert [action for action, *_ in await events(it)] == ["replica.joined"]
+
+
 async def test_what_a_newer_gateway_wrote_is_passed_over(fleet: Callable[..., Any]) -> None:
     async with joinable(fleet) as it:
         for name, entry in (("a", '{"id": "a", "hue": 1}'), ("b", '{"id": "b", "url": "b"}')):
-            words = [name, "http://10.0.0.1:1", entry, 9_000_000, 9]
-            assert await it.gateway.store.change("join", ["joined"], words) == ""
+            words = [name, "http://10.0.0.1:1", entry, 9_000_000, 9, b"{}", 9]
+            assert await it.gateway.store.change("join", ["joined", "any"], words) == ""
         await joins(it, id="c", url="http://10.0.0.3:1")
         await until(lambda: members(it.gateway) == {"c": "unknown"})
 
@@ -120,6 +172,8 @@ async def test_what_is_no_entry_is_refused_by_the_field(fleet: Callable[..., Any
             ({"id": "a/b", "url": "http://h:1"}, "id"),
             ({"id": "a", "url": "h:1"}, "url"),
             ({"id": "a", "url": "http://h:1/ x"}, "url"),
+            ({"id": "a", "url": "http://me:secret@h:1"}, "url"),
+            ({"id": "a", "url": "http://h:1", "slots": "4"}, "slots"),
             ({"id": "a", "url": "http://h:1", "kind": "x"}, "kind"),
             ({"id": "a", "url": "http://h:1", "color": "x"}, "color"),
             ({"id": "a", "url": "http://h:1", "kind": "vllm", "api_key": "k"}, "api_key"),
