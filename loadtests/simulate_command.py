@@ -38,14 +38,7 @@ def simulate(
         str, typer.Option(metavar="L,…", help="Of a made trace: parts of what the fleet can do.")
     ] = "0.75,0.97",
     arrivals: Annotated[int, typer.Option(min=1, help="Of a made trace.")] = 20_000,
-    tenants: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Of a made trace. One: routing alone is compared. Of several the busiest wait "
-            "for the others.",
-        ),
-    ] = 1,
+    tenants: Annotated[int, typer.Option(min=1, help="Of a made trace. 1: routing alone.")] = 1,
     seed: Annotated[int, typer.Option(help="Of a made trace.")] = 1,
     policy: Annotated[str, typer.Option(metavar="P,…", help=f"Of {', '.join(POLICIES)}.")] = "",
     replicas: Annotated[int, typer.Option(min=1, help="Replicas.")] = 6,
@@ -87,12 +80,8 @@ def simulate(
         skip=skip,
     )
     names = or_usage(lambda: known(policy))
-    recipe = or_usage(
-        lambda: Recipe(
-            seed=seed, arrivals=arrivals, adapters=adapters, tenants=tenants, skew=zipf or 0.0
-        )
-    )
-    made = _traces(trace, recipe, load, (replicas, prices))
+    law = partial(Recipe, seed=seed, arrivals=arrivals, adapters=adapters, tenants=tenants)
+    made = _traces(trace, or_usage(lambda: law(skew=zipf or 0.0)), load, (replicas, prices))
     told = [one for title, rows in made for one in _told(title, rows, setting, names, json, html)]
     _keep(setting, told, output, json)
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from collector import Collector, Seen, collecting
-from local_fleet import RunningFleet, running
+from local_fleet import RunningFleet, eventually, running
 
 SERVER, CLIENT = 2, 3  # OTLP's span kinds
 CANARY = "zanzibar"  # in every prompt here, and to be found in no log and no span
@@ -151,8 +151,6 @@ def test_whoever_began_the_trace_decides_and_who_comes_without_one_gets_one(
 
 
 def collector_trace_of(collector: Collector, request: str) -> list[Seen]:
-    from local_fleet import eventually
-
     def found() -> list[str]:
         return [
             one.trace
@@ -191,8 +189,9 @@ def test_the_logs_of_both_tell_who_where_and_how_long_under_the_same_ids(
     reply = ask(fleet, headers=parent(trace), stream=True)
     found = []
     for name in ("gateway", "replica-0"):
-        lines = lines_of(fleet.data / "logs" / f"{name}.log")
-        [line] = [one for one in lines if one.get("trace_id") == trace]
+        log = fleet.data / "logs" / f"{name}.log"
+        eventually(lambda log=log: any(one.get("trace_id") == trace for one in lines_of(log)))
+        [line] = [one for one in lines_of(log) if one.get("trace_id") == trace]
         assert line["request_id"] == reply.headers["x-request-id"]
         assert line["replica"] == "replica-0"
         assert line["adapter"] == "tuned"
