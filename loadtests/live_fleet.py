@@ -10,7 +10,6 @@ import asyncio
 import os
 import re
 import signal
-import socket
 import sys
 from asyncio.subprocess import PIPE, Process
 from contextlib import ExitStack
@@ -22,6 +21,7 @@ import httpx
 import yaml
 
 from gateway.store.embedded import embedded
+from loadtests.bench.process import free_port
 from loadtests.weights import Size, make
 
 ADMIN_KEY: Final = "live-admin-key-0123456789"
@@ -64,7 +64,7 @@ class LiveFleet:
         store = self._held.enter_context(embedded(folder / "store"))
         await make(folder / BASE, folder / "adapters", self.names, Size())
         for n in range(shape.replicas + shape.later):
-            self.urls[f"replica-{n}"] = f"http://127.0.0.1:{_free_port()}"
+            self.urls[f"replica-{n}"] = f"http://127.0.0.1:{free_port()}"
         await asyncio.gather(*(self.start(f"replica-{n}") for n in range(shape.replicas)))
         config = folder / "gateway.yaml"
         config.write_text(yaml.safe_dump(self._config(store)))
@@ -158,9 +158,3 @@ class LiveFleet:
             await http.post(f"{self.url}/admin/v1/tenants", json={"id": name})
             made = await http.post(f"{self.url}/admin/v1/tenants/{name}/keys", json={})
             return str(made.raise_for_status().json()["secret"])
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

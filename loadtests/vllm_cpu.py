@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
 import tempfile
 from asyncio.subprocess import Process
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import IO, Final
 
 import aiohttp
+
+from loadtests.bench.process import free_port
 
 _START_S: Final = 420
 """It compiles the model when it has not seen it before: minutes on two cores."""
@@ -26,17 +27,17 @@ _ENVIRONMENT: Final = {
 
 @contextlib.asynccontextmanager
 async def serving(
-    python: Path, base: Path, name: str, *, batch: int, options: Sequence[str] = ()
+    python: Path, base: Path, name: str, *, batch: int
 ) -> AsyncIterator[tuple[int, str]]:
     """Its process id and its address, once it answers. float32, up to `batch` sequences at once.
 
     Raises SystemExit when it does not start.
     """
-    port = _free_port()
+    port = free_port()
     words = [str(python), "-m", "vllm.entrypoints.openai.api_server"]  # `vllm` fails in that build
     words += ["--model", str(base), "--served-model-name", name, "--dtype", "float32"]
     words += ["--max-model-len", "1024", "--max-num-seqs", str(batch)]
-    words += ["--host", "127.0.0.1", "--port", str(port), *options]
+    words += ["--host", "127.0.0.1", "--port", str(port)]
     here = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     with tempfile.TemporaryFile() as log:
         process = await asyncio.create_subprocess_exec(
@@ -63,10 +64,3 @@ async def _healthy(url: str, process: Process, log: IO[bytes]) -> None:
                 await asyncio.sleep(0.5)
     log.seek(0)
     raise SystemExit(f"vLLM did not start:\n{log.read()[-3000:].decode(errors='replace')}")
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port

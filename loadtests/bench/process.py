@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -25,6 +26,14 @@ async def program(module: str, *words: str) -> AsyncIterator[tuple[int, list[str
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
         await process.wait()
+
+
+def free_port() -> int:
+    """A port that nobody has just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def require_proc() -> None:
